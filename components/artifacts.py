@@ -1,0 +1,281 @@
+"""Artifacts: directories that are complete or absent, and the fingerprints that say what they were made from.
+
+A step writes into a directory with a temporary name. When the step is done, the manifest is written last and the directory
+is renamed. A reader that finds no manifest, or files that differ from it, refuses the directory.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from components import external, plugins
+from components.errors import ArtifactError, HeadraceError
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+_OUR_PACKAGES = ("components", "models", "serving")
+_VERSIONED = ("tensorflow", "keras")
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What an artifact is made from and made of.
+
+    Attributes:
+        step: Name of the step that wrote it.
+        fingerprint: Digest of `made_from`: equal fingerprints mean equal artifacts.
+        made_from: Digests of the inputs, the configuration, the source, the library versions and the outside state.
+        files: Relative path -> `{"size_bytes", "sha256"}`.
+        digest: Digest of `files`, by which steps further on know this artifact.
+        result: What the step returned, as JSON-able values.
+        format_version: Version of this layout.
+    """
+
+    step: str
+    fingerprint: str
+    made_from: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+    digest: str
+    result: dict[str, Any]
+    format_version: int = FORMAT_VERSION
+
+
+class Output:
+    """A directory being written: `path` to write in, `result` to set before the end."""
+
+    def __init__(self, path: Path, scratch: Path) -> None:
+        self.path = path
+        self.scratch = scratch
+        self.result: Any = None
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, step: str, inputs: Mapping[str, Path], config: BaseModel) -> Iterator[Output]:
+    """Write the artifact of a step: whole at the end of the block, untouched if the block raises.
+
+    Args:
+        path: Where the artifact will stand; one that is there already is replaced.
+        step: Name of the step.
+        inputs: The artifacts that the step reads, by name.
+        config: The step's configuration.
+
+    Yields:
+        The output: write under `.path` and set `.result` to the step's frozen result. `.scratch` is a folder for
+        checkpoints: it outlives a killed run of the same fingerprint and is removed when the artifact is whole.
+
+    Raises:
+        ArtifactError: the disk is full or may not be written.
+    """
+    made_from = make_fingerprint_parts(step=step, inputs=inputs, config=config)
+    fingerprint = digest_of(made_from)
+    scratch_root = path.parent / f".{path.name}.scratch"
+    output = Output(path.parent / f".{path.name}.tmp-{os.getpid()}", scratch_root / fingerprint[:16])
+    try:
+        _make_room(path, output.path)
+        yield output
+        if output.result is None:
+            raise TypeError(f"step '{step}' set no result on its output")
+        _finish(path, output, step, made_from, fingerprint)
+        shutil.rmtree(scratch_root, ignore_errors=True)
+    except Exception as error:
+        if (mendable := _explain_disk_error(error, path)) is not None:
+            raise mendable from error
+        raise
+    finally:
+        shutil.rmtree(output.path, ignore_errors=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a whole artifact.
+
+    Raises:
+        ArtifactError: there is no artifact, it is incomplete, or it was written by another version of this layout.
+    """
+    file = path / MANIFEST
+    try:
+        fields = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        state = "is incomplete (it has no manifest)" if path.is_dir() else "does not exist"
+        raise ArtifactError(f"Artifact {path} {state}. Run the step that makes it again.") from error
+    except ValueError as error:
+        raise ArtifactError(f"Artifact {path} has a damaged manifest: {error}. Delete it and run again.") from error
+    if fields.get("format_version") != FORMAT_VERSION:
+        raise ArtifactError(
+            f"Artifact {path} has layout version {fields.get('format_version')}, this code reads {FORMAT_VERSION}. "
+            "Delete it and run again."
+        )
+    return Manifest(**fields)
+
+
+def open_artifact(path: Path, *, step: str) -> Manifest:
+    """The manifest of an artifact that is about to be read, every file compared with it.
+
+    Raises:
+        ArtifactError: as `read_manifest`; or another step made it; or a file is missing or differs.
+    """
+    manifest = read_manifest(path)
+    if manifest.step != step:
+        raise ArtifactError(f"Artifact {path} was made by step '{manifest.step}', expected one of '{step}'.")
+    check_files(path, manifest)
+    return manifest
+
+
+def check_files(path: Path, manifest: Manifest, *, sizes_only: bool = False) -> None:
+    """Compare the files of an artifact with its manifest.
+
+    Raises:
+        ArtifactError: a file is missing or differs.
+    """
+    for name, expected in manifest.files.items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != expected["size_bytes"]:
+            raise ArtifactError(f"Artifact {path}: {name} is missing or has another size. Delete it and run again.")
+        if not sizes_only and digest_file(file) != expected["sha256"]:
+            raise ArtifactError(f"Artifact {path}: {name} is not what was written. Delete it and run again.")
+
+
+def make_fingerprint_parts(*, step: str, inputs: Mapping[str, Path], config: BaseModel) -> dict[str, Any]:
+    """Everything the output of a step follows from, in named parts, so that a difference can be told."""
+    settings = config.model_dump(mode="json")
+    return {
+        "inputs": {name: read_manifest(path).digest for name, path in sorted(inputs.items())},
+        "config": settings,
+        "source": source_digests(_modules_of(step, settings)),
+        "versions": {package: importlib.metadata.version(package) for package in _VERSIONED},
+        "outside": external.state(step, config, inputs),
+    }
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of a JSON-able value, the same for every order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def source_digests(modules: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of each module of `modules` and of every module of the same packages that they import, at any depth."""
+    modules = list(modules)
+    packages = {*_OUR_PACKAGES, *(name.partition(".")[0] for name in modules)}
+    found: dict[str, str] = {}
+    waiting = modules
+    while waiting:
+        name = waiting.pop()
+        if name in found or name.partition(".")[0] not in packages or (file := _source_file(name)) is None:
+            continue
+        digest, imported = _digest_and_imports(file, file.stat().st_mtime_ns)
+        found[name] = digest
+        waiting += imported
+    return dict(sorted(found.items()))
+
+
+def _modules_of(step: str, settings: Mapping[str, Any]) -> list[str]:
+    modules = [f"components.{step}"]
+    if step == "ingest":
+        modules.append(plugins.target(settings["source"], plugins.SOURCES, "data.source"))
+    if step == "train":
+        modules.append(plugins.target(settings["model"]["name"], plugins.MODELS, "model.name"))
+    return [name.partition(":")[0] for name in modules]
+
+
+def _source_file(module: str) -> Path | None:
+    plugins.make_importable()
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest_and_imports(file: Path, _mtime_ns: int) -> tuple[str, list[str]]:
+    text = file.read_bytes()
+    imported: list[str] = []
+    for node in ast.walk(ast.parse(text, str(file))):
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return hashlib.sha256(text).hexdigest(), imported
+
+
+def _make_room(path: Path, temporary: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob(f".{path.name}.tmp-*"):
+        shutil.rmtree(old)
+    temporary.mkdir()
+
+
+def _finish(path: Path, output: Output, step: str, made_from: dict[str, Any], fingerprint: str) -> None:
+    files = {
+        str(file.relative_to(output.path)): {"size_bytes": file.stat().st_size, "sha256": digest_file(file)}
+        for file in sorted(output.path.rglob("*"))
+        if file.is_file()
+    }
+    manifest = Manifest(
+        step=step,
+        fingerprint=fingerprint,
+        made_from=made_from,
+        files=files,
+        digest=digest_of(files),
+        result=dataclasses.asdict(output.result),
+    )
+    _write_durably(output.path / MANIFEST, json.dumps(dataclasses.asdict(manifest), indent=1, sort_keys=True))
+    replace_directory(output.path, path)
+
+
+def replace_directory(new: Path, path: Path) -> None:
+    """Put the directory `new` at `path`; whoever looks sees the old one, none, or the whole new one."""
+    old = path.parent / f".{path.name}.old-{os.getpid()}"
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_durably(file: Path, text: str) -> None:
+    with file.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _explain_disk_error(error: BaseException, path: Path) -> HeadraceError | None:
+    number = getattr(error, "errno", None)
+    text = str(error)
+    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text:
+        return ArtifactError(
+            f"No space left on the disk while writing {path}. Nothing half-written was kept: make room and run again."
+        )
+    if isinstance(error, OSError) and number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        where = error.filename or path
+        return ArtifactError(
+            f"No permission to use {where}: {error.strerror}. Change its owner or choose another folder."
+        )
+    return None
+
+
+def _digest(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()

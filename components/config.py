@@ -1,0 +1,322 @@
+"""The configuration of each step: one class a section, checked without importing anything heavy.
+
+A field marked `inherited` is set once at the top of the tree (`seed`, `name`, `model`) and handed to every step that
+needs it; writing it into a section is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Split = Literal["train", "validation", "test"]
+
+
+class Section(BaseModel):
+    """Base of every part of the tree: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+def inherited(default: Any) -> Any:
+    """A field that the top of the tree sets."""
+    return Field(default, json_schema_extra={"inherited": True})
+
+
+def inherited_fields(section: type[BaseModel]) -> list[str]:
+    """Names of the fields of a section that the top of the tree sets."""
+    extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
+    return [name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("inherited")]
+
+
+class SplitConfig(Section):
+    """How rows are divided into train, validation and test."""
+
+    method: Literal["hash", "column"] = Field(
+        "hash", description="hash: by a stable hash of the row or of `key`; column: `column` says it."
+    )
+    key: list[str] = Field(
+        [], description="hash: columns that name an entity, whose rows stay together; empty: whole row."
+    )
+    validation: Fraction = Field(
+        0.1, description="Share of the rows (hash), or of the train rows where the column names no validation rows."
+    )
+    test: Fraction = Field(0.1, description="hash: share of the rows.")
+    column: str = Field(
+        "split", description="column: the one whose values are train, validation (or eval, dev, val) and test."
+    )
+
+    @model_validator(mode="after")
+    def _leaves_rows_to_train_on(self) -> SplitConfig:
+        if self.validation + self.test >= 1:
+            raise ValueError("validation + test must be below 1, or no rows are left to train on")
+        return self
+
+
+class DataConfig(Section):
+    """Where the examples come from and what is to be predicted (step `ingest`)."""
+
+    source: str = Field(
+        "csv", description="csv, parquet, jsonl, tfrecord, image_folder, numpy, a sample set, or package.module:source."
+    )
+    path: str | None = Field(None, description="File, folder or glob, relative to the working directory.")
+    args: dict[str, Any] = Field({}, description="Further arguments of the source.")
+    label: str = Field("label", description="Column to predict.")
+    task: Literal["binary", "multiclass", "regression"] = "multiclass"
+    classes: list[str] | None = Field(
+        None,
+        description="Class names. String labels must be among them; integer label i stands for the i-th. "
+        "Without it: the values seen in the train split, sorted.",
+    )
+    drop: list[str] = Field([], description="Columns to leave out.")
+    limit: Count | None = Field(None, description="Read at most this many rows of each split.")
+    examples_per_shard: Count = 20_000
+    split: SplitConfig = SplitConfig()
+    seed: int = inherited(0)
+
+
+class ValidateConfig(Section):
+    """What the data must look like (step `validate`)."""
+
+    schema_path: str | None = Field(
+        None, description="Your schema (YAML). Without it one is inferred from the train split."
+    )
+    text_features: list[str] = Field([], description="Free-text columns: their words are counted, not their values.")
+    min_class_examples: Count = Field(1, description="Fewest examples of each class in the train split.")
+    num_quantiles: Annotated[int, Field(ge=4)] = Field(
+        1000, description="Resolution of the quantiles kept for each numeric feature."
+    )
+    max_top_values: Count = Field(100_000, description="Distinct values (or words) kept for each string feature.")
+
+
+class Normalize(Section):
+    """Z-score by the train split's mean and standard deviation; a missing value becomes 0."""
+
+    op: Literal["normalize"] = "normalize"
+    input: str | None = Field(None, description="Raw feature; default: the output's own name.")
+    log: bool = Field(False, description="Take log(1 + x) of non-negative values first.")
+    missing_indicator: bool = Field(False, description="Add a second column: 1 where the value is missing.")
+
+
+class Bucketize(Section):
+    """Number of the quantile bucket that the value falls into; a missing value has a bucket of its own."""
+
+    op: Literal["bucketize"]
+    input: str | None = None
+    num_buckets: Annotated[int, Field(ge=2)] = 10
+
+
+class Vocabulary(Section):
+    """Number of the value in the train split's vocabulary, most frequent first; 0 stands for values not in it."""
+
+    op: Literal["vocabulary"]
+    input: str | None = None
+    max_tokens: Count | None = None
+    min_count: Count = 1
+
+
+class Hash(Section):
+    """Number of the hash bin that the value falls into."""
+
+    op: Literal["hash"]
+    input: str | None = None
+    num_bins: Annotated[int, Field(ge=2)]
+
+
+class Text(Section):
+    """Words of a text, lower-cased and without punctuation: as ids (0 pads, 1 is unknown) or as one TF-IDF vector."""
+
+    op: Literal["text"]
+    input: str | None = None
+    max_tokens: Annotated[int, Field(ge=3)] = 20_000
+    length: Count = Field(256, description="ids: number of words kept, counted from the start.")
+    output: Literal["ids", "tf_idf"] = "ids"
+
+
+class Image(Section):
+    """An image scaled to [0, 1], resized if asked, then normalised by mean and standard deviation per channel."""
+
+    op: Literal["image"]
+    input: str | None = None
+    size: tuple[Count, Count] | None = Field(None, description="(height, width) in pixels.")
+    mean: list[float] = [0.0]
+    std: list[Annotated[float, Field(gt=0)]] = [1.0]
+
+
+Op = Annotated[Union[Normalize, Bucketize, Vocabulary, Hash, Text, Image], Field(discriminator="op")]
+
+
+class TransformConfig(Section):
+    """How raw features become the model's inputs (step `transform`)."""
+
+    features: dict[str, Op] = Field(
+        {},
+        description="Output name -> operation. Empty: numbers are normalised, strings looked up, images scaled, texts become ids.",
+    )
+
+
+class ModelConfig(Section):
+    """The network: a built-in name or package.module:build."""
+
+    name: str = Field("tabular", description="resnet, tabular, transformer or package.module:build.")
+    args: dict[str, Any] = Field({}, description="Further arguments of the builder.")
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="adamw and sgd: decoupled decay, not on biases and norms."
+    )
+    momentum: Fraction = Field(0.9, description="sgd only.")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="Largest global norm of the gradients.")
+
+    @model_validator(mode="after")
+    def _decay_has_a_reader(self) -> OptimizerConfig:
+        if self.weight_decay and self.name == "adam":
+            raise ValueError("adam has no weight_decay; use name: adamw")
+        return self
+
+
+class EarlyStoppingConfig(Section):
+    """Stop when the validation metric has not improved, and keep the best epoch's weights."""
+
+    metric: str = Field("loss", description="A metric of the validation split: loss, accuracy, auc ...")
+    patience: Count = Field(5, description="Epochs without improvement.")
+
+
+class TrainConfig(Section):
+    """How the model is trained (step `train`)."""
+
+    epochs: Count = 10
+    global_batch_size: Count = Field(128, description="Examples per step, over all devices.")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    class_weights: Literal["none", "balanced"] = "none"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    early_stopping: EarlyStoppingConfig | None = None
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    xla: Literal["auto", "on", "off"] = Field(
+        "auto", description="auto: compile, and fall back with the reason where XLA cannot."
+    )
+    strategy: Literal["one_device", "mirrored"] = "one_device"
+    num_devices: Count | None = Field(
+        None, description="mirrored: devices to use; default: all GPUs, or else all logical CPUs."
+    )
+    steps_per_execution: Count = Field(16, description="Steps run in one call of the compiled loop.")
+    tensorboard: bool = Field(False, description="Write event files beside the model.")
+    seed: int = inherited(0)
+    model: ModelConfig = inherited(ModelConfig())
+
+
+class Threshold(Section):
+    """A bound that the challenger must keep on the test split, as a whole and, if asked, in every slice."""
+
+    metric: str
+    min: float | None = None
+    max: float | None = None
+    above_baseline: float | None = Field(
+        None, description="Margin over what always answering with the train split's majority gives."
+    )
+    slices: bool = Field(False, description="Hold in every slice that has min_slice_examples, too.")
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Threshold:
+        if self.min is None and self.max is None and self.above_baseline is None:
+            raise ValueError("give min, max or above_baseline: without one the threshold cannot fail")
+        return self
+
+
+class ChampionConfig(Section):
+    """How much better the new model must be than the newest pushed one, on the same test split."""
+
+    metric: str
+    min_improvement: float = Field(0.0, description="Smallest gain; below zero tolerates a loss.")
+
+
+class EvaluateConfig(Section):
+    """The gate (step `evaluate`)."""
+
+    slices: list[str] = Field([], description="Raw features by whose values metrics are sliced.")
+    min_slice_examples: Count = Field(50, description="Smaller slices are shown, never gated.")
+    thresholds: list[Threshold] = Field(min_length=1)
+    champion: ChampionConfig | None = None
+    champion_path: str = inherited("")
+    batch_size: Count = 1024
+
+
+class CompressConfig(Section):
+    """Smaller TFLite forms, each with a gate of its own (step `compress`)."""
+
+    formats: list[Literal["float16", "dynamic_range", "int8"]] = ["float16", "dynamic_range", "int8"]
+    metric: str = Field("accuracy", description="The metric of the test split that may not fall.")
+    max_drop: Annotated[float, Field(ge=0)] = Field(
+        0.01, description="Largest loss of `metric` against the float32 model."
+    )
+    on_failure: Literal["omit", "fail"] = Field(
+        "omit", description="omit: leave the form out and say so; fail: stop the run."
+    )
+    num_calibration_examples: Count = 500
+    seed: int = inherited(0)
+
+
+class ExportConfig(Section):
+    """The forms in which the model leaves (step `export`). The SavedModel is always written."""
+
+    formats: list[Literal["tflite", "onnx"]] = ["tflite", "onnx"]
+    onnx_opset: Annotated[int, Field(ge=13, le=18)] = Field(17, description="tf2onnx 1.17 refuses 19 and above.")
+
+
+class VerifyConfig(Section):
+    """The parity proof (step `verify`): every form against the Keras model, then the running server."""
+
+    num_examples: Count = Field(1000, description="Held-out examples compared.")
+    max_abs_difference: Annotated[float, Field(gt=0)] = Field(
+        1e-4, description="float32 forms: largest difference of any output."
+    )
+    min_top1_agreement: Fraction = Field(
+        0.999, description="float32 and float16 forms: share of examples with the same answer."
+    )
+    min_top1_agreement_quantized: Fraction = Field(0.97, description="dynamic-range and int8 forms.")
+    num_server_examples: Count = Field(64, description="Examples sent through gRPC and REST.")
+
+
+class PushConfig(Section):
+    """Where a blessed and proven model goes (step `push`)."""
+
+    destination: str = Field("serving_models", description="Folder; the model lands in <destination>/<name>/<version>.")
+    keep_versions: Annotated[int, Field(ge=2)] = Field(
+        3, description="Newest versions kept; at least two, so that one can roll back."
+    )
+    name: str = inherited("")
+
+
+class MonitorConfig(Section):
+    """Skew of served requests against the training statistics (step `monitor`)."""
+
+    request_log: str | None = Field(
+        None, description="The server's --request_log_file. Without it: the requests that `verify` sent."
+    )
+    max_linf: Fraction = Field(0.2, description="Categories: largest L-infinity distance.")
+    max_jensen_shannon: Fraction = Field(0.2, description="Numbers: largest Jensen-Shannon divergence (base 2).")
+    min_requests: Count = Field(20, description="Fewer examples than this are reported as too few to judge.")
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataConfig,
+    "validate": ValidateConfig,
+    "transform": TransformConfig,
+    "train": TrainConfig,
+    "evaluate": EvaluateConfig,
+    "compress": CompressConfig,
+    "export": ExportConfig,
+    "verify": VerifyConfig,
+    "push": PushConfig,
+    "monitor": MonitorConfig,
+}

@@ -1,0 +1,82 @@
+"""Names in a config that stand for code: built-in names and `package.module:attribute`.
+
+A name is resolved where the code is used, so that reading and checking a config imports nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from typing import Any
+
+from components.errors import ConfigError, did_you_mean
+
+MODELS = {
+    "resnet": "models.resnet:build",
+    "tabular": "models.tabular:build",
+    "transformer": "models.transformer:build",
+}
+
+SOURCES = {
+    "csv": "components.ingest.sources:csv",
+    "fashion_mnist": "components.ingest.samples:fashion_mnist",
+    "image_folder": "components.ingest.sources:image_folder",
+    "jsonl": "components.ingest.sources:jsonl",
+    "numpy": "components.ingest.sources:numpy_arrays",
+    "parquet": "components.ingest.sources:parquet",
+    "reuters_r8": "components.ingest.samples:reuters_r8",
+    "tfrecord": "components.ingest.sources:tfrecord",
+}
+
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def target(name: str, table: dict[str, str], setting: str) -> str:
+    """The `module:attribute` behind a name of `table`, or behind an import path.
+
+    Raises:
+        ConfigError: `name` is neither; `setting` says where in the config it stands.
+    """
+    if ":" in name:
+        if not _IMPORT_PATH.fullmatch(name):
+            raise ConfigError(f"{setting}: '{name}' is not an import path. Write package.module:attribute.")
+        return name
+    if name not in table:
+        raise ConfigError(
+            f"{setting}: there is no '{name}'.{did_you_mean(name, table)} Your own: package.module:attribute."
+        )
+    return table[name]
+
+
+def resolve(name: str, table: dict[str, str], setting: str) -> Any:
+    """Import what a name stands for.
+
+    Raises:
+        ConfigError: the name, its module or the attribute does not exist.
+    """
+    module_name, _, attribute = target(name, table, setting).partition(":")
+    make_importable()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"{setting}: no module '{error.name}' for '{name}'. Install its package, or start from the folder it is in."
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise ConfigError(
+            f"{setting}: module '{module_name}' has no '{attribute}'.{did_you_mean(attribute, public)}"
+        ) from error
+
+
+def make_importable() -> None:
+    """Let import paths in a config name modules of the working directory, whichever command runs."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
