@@ -84,7 +84,7 @@ class ValidateConfig(Section):
     schema_path: str | None = Field(
         None, description="Your schema (YAML). Without it one is inferred from the train split."
     )
-    text_features: list[str] = Field([], description="Free-text columns: their words are counted, not their values.")
+    text_features: list[str] = inherited([])
     min_class_examples: Count = Field(1, description="Fewest examples of each class in the train split.")
     num_quantiles: Annotated[int, Field(ge=4)] = Field(
         1000, description="Resolution of the quantiles kept for each numeric feature."

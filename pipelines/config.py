@@ -62,6 +62,7 @@ class PipelineConfig(Section):
             "seed": self.seed,
             "model": self.model,
             "champion_path": f"{self.push.destination}/{self.name}",
+            "text_features": [op.input or name for name, op in self.transform.features.items() if op.op == "text"],
         }
         return config.model_copy(update={field: values[field] for field in inherited_fields(type(config))})
 
