@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -28,6 +29,8 @@ from components.errors import ArtifactError, HeadraceError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+# A folder of an artifact for what differs from run to run (TensorBoard's event files): no part of its identity.
+VOLATILE = "tensorboard"
 _OUR_PACKAGES = ("components", "models", "serving")
 _VERSIONED = ("tensorflow", "keras")
 
@@ -93,7 +96,7 @@ def writing(path: Path, *, step: str, inputs: Mapping[str, Path], config: BaseMo
         _finish(path, output, step, made_from, fingerprint)
         shutil.rmtree(scratch_root, ignore_errors=True)
     except Exception as error:
-        if (mendable := _explain_disk_error(error, path)) is not None:
+        if (mendable := explain_disk_error(error, path)) is not None:
             raise mendable from error
         raise
     finally:
@@ -182,7 +185,8 @@ def source_digests(modules: Iterable[str]) -> dict[str, str]:
         name = waiting.pop()
         if name in found or name.partition(".")[0] not in packages or (file := _source_file(name)) is None:
             continue
-        digest, imported = _digest_and_imports(file, file.stat().st_mtime_ns)
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        digest, imported = _digest_and_imports(file, package, file.stat().st_mtime_ns)
         found[name] = digest
         waiting += imported
     return dict(sorted(found.items()))
@@ -198,30 +202,37 @@ def _modules_of(step: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _source_file(module: str) -> Path | None:
+    """The file of a module, found without importing its package, which may import TensorFlow."""
     plugins.make_importable()
+    name, *rest = module.split(".")
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(name)
+        for part in rest:
+            name = f"{name}.{part}"
+            spec = spec and importlib.machinery.PathFinder.find_spec(name, spec.submodule_search_locations or ())
     except (ImportError, ValueError):
         return None
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 @functools.lru_cache(maxsize=1024)
-def _digest_and_imports(file: Path, _mtime_ns: int) -> tuple[str, list[str]]:
+def _digest_and_imports(file: Path, package: str, _mtime_ns: int) -> tuple[str, list[str]]:
     text = file.read_bytes()
     imported: list[str] = []
     for node in ast.walk(ast.parse(text, str(file))):
         if isinstance(node, ast.Import):
             imported += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.ImportFrom) and (node.level == 0 or package):
+            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            imported += [source, *(f"{source}.{alias.name}" for alias in node.names)]
     return hashlib.sha256(text).hexdigest(), imported
 
 
 def _make_room(path: Path, temporary: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f".{path.name}.tmp-*"):
-        shutil.rmtree(old)
+    for pattern in (f".{path.name}.tmp-*", f".{path.name}.old-*"):
+        for left_over in path.parent.glob(pattern):
+            shutil.rmtree(left_over)
     temporary.mkdir()
 
 
@@ -229,7 +240,7 @@ def _finish(path: Path, output: Output, step: str, made_from: dict[str, Any], fi
     files = {
         str(file.relative_to(output.path)): {"size_bytes": file.stat().st_size, "sha256": digest_file(file)}
         for file in sorted(output.path.rglob("*"))
-        if file.is_file()
+        if file.is_file() and file.relative_to(output.path).parts[0] != VOLATILE
     }
     manifest = Manifest(
         step=step,
@@ -259,15 +270,21 @@ def _write_durably(file: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
-def _explain_disk_error(error: BaseException, path: Path) -> HeadraceError | None:
+def explain_disk_error(error: BaseException, path: Path | None = None) -> HeadraceError | None:
+    """What a full or forbidden disk behind `error` means for the user, `None` if it is something else.
+
+    Args:
+        error: What was raised; TensorFlow's own errors say it in their text only.
+        path: The artifact being written, if one was.
+    """
     number = getattr(error, "errno", None)
-    text = str(error)
-    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text:
+    where = getattr(error, "filename", None) or path
+    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+        place = f" while writing {path or where}" if path or where else ""
         return ArtifactError(
-            f"No space left on the disk while writing {path}. Nothing half-written was kept: make room and run again."
+            f"No space left on the disk{place}. Nothing half-written was kept: make room and run again."
         )
     if isinstance(error, OSError) and number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        where = error.filename or path
         return ArtifactError(
             f"No permission to use {where}: {error.strerror}. Change its owner or choose another folder."
         )

@@ -259,6 +259,9 @@ class CompressConfig(Section):
     max_drop: Annotated[float, Field(ge=0)] = Field(
         0.01, description="Largest loss of `metric` against the float32 model."
     )
+    min_top1_agreement: Fraction = Field(
+        0.95, description="Smallest share of the test split answered as the float32 model does."
+    )
     on_failure: Literal["omit", "fail"] = Field(
         "omit", description="omit: leave the form out and say so; fail: stop the run."
     )
@@ -278,12 +281,12 @@ class VerifyConfig(Section):
 
     num_examples: Count = Field(1000, description="Held-out examples compared.")
     max_abs_difference: Annotated[float, Field(gt=0)] = Field(
-        1e-4, description="float32 forms: largest difference of any output."
+        1e-4, description="float32 forms and the server: largest difference of any output."
     )
     min_top1_agreement: Fraction = Field(
-        0.999, description="float32 and float16 forms: share of examples with the same answer."
+        0.999,
+        description="float32 forms and the server: share of examples with the same answer; compressed forms keep the limit of `compress`.",
     )
-    min_top1_agreement_quantized: Fraction = Field(0.97, description="dynamic-range and int8 forms.")
     num_server_examples: Count = Field(64, description="Examples sent through gRPC and REST.")
 
 
@@ -295,6 +298,7 @@ class PushConfig(Section):
         3, description="Newest versions kept; at least two, so that one can roll back."
     )
     name: str = inherited("")
+    resolved_config: str = inherited("")
 
 
 class MonitorConfig(Section):

@@ -1,0 +1,228 @@
+"""Examples at rest: TFRecord shards of `tf.train.Example` beside a `features.json`, and how they are read back.
+
+    <examples>/features.json                                {"features", "label", "task", "classes", "num_examples"}
+    <examples>/<split>/part-00000-of-00003.tfrecord         rows of a split in the order of the source
+
+A missing value is left out of its Example and comes back as `MISSING_INT`, NaN or the empty string.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from components.errors import DataError
+
+FEATURES_FILE = "features.json"
+SPLITS = ("train", "validation", "test")
+MISSING_INT = -(2**63)
+
+_READ_BATCH = 4096
+_DTYPES: dict[str, Any] = {"int": np.int64, "float": np.float32, "string": object, "uint8": np.uint8}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One column of the examples.
+
+    Attributes:
+        type: `int` (64 bits), `float` (32 bits), `string` (bytes) or `uint8` (an image or another tensor of bytes).
+        shape: Of one example; `()` for a scalar.
+    """
+
+    type: str
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExamplesInfo:
+    """What `features.json` says.
+
+    Attributes:
+        features: Every column, the label too, in the order of the source.
+        label: Name of the column to predict.
+        task: `binary`, `multiclass` or `regression`.
+        classes: Class names as configured; `None`: the label's values in the train split, sorted.
+        num_examples: Rows of each split.
+    """
+
+    features: dict[str, Feature]
+    label: str
+    task: str
+    classes: tuple[str, ...] | None
+    num_examples: dict[str, int]
+
+    @property
+    def inputs(self) -> dict[str, Feature]:
+        """The features without the label: what a served request carries."""
+        return {name: feature for name, feature in self.features.items() if name != self.label}
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-able values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> ExamplesInfo:
+        """Inverse of `to_json`."""
+        features = {name: Feature(f["type"], tuple(f["shape"])) for name, f in fields["features"].items()}
+        classes = fields["classes"]
+        return cls(**{**fields, "features": features, "classes": None if classes is None else tuple(classes)})
+
+
+def read_info(examples: Path) -> ExamplesInfo:
+    """Read `features.json` of an examples artifact.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    file = examples / FEATURES_FILE
+    try:
+        return ExamplesInfo.from_json(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read ({error}). Delete {examples} and run ingest again.") from error
+
+
+def write_info(examples: Path, info: ExamplesInfo) -> None:
+    """Write `features.json`."""
+    (examples / FEATURES_FILE).write_text(json.dumps(info.to_json(), indent=1) + "\n")
+
+
+def shard_files(examples: Path, split: str) -> list[Path]:
+    """The TFRecord files of a split, in order.
+
+    Raises:
+        DataError: the split has none.
+    """
+    files = sorted((examples / split).glob("part-*.tfrecord"))
+    if not files:
+        raise DataError(f"{examples} has no split '{split}'. It has: {', '.join(read_info(examples).num_examples)}.")
+    return files
+
+
+def count(examples: Path, split: str) -> int:
+    """Number of examples of a split.
+
+    Raises:
+        DataError: there is no such split.
+    """
+    numbers = read_info(examples).num_examples
+    if split not in numbers:
+        raise DataError(f"{examples} has no split '{split}'. It has: {', '.join(numbers)}.")
+    return numbers[split]
+
+
+def feature_columns(info: ExamplesInfo, *, with_label: bool = True) -> dict[str, tf.io.FixedLenFeature]:
+    """The spec that `tf.io.parse_example` takes; missing values get their stand-ins there."""
+    features = info.features if with_label else info.inputs
+    return {name: _column(feature) for name, feature in features.items()}
+
+
+def parse(serialized: tf.Tensor, info: ExamplesInfo, *, with_label: bool) -> dict[str, tf.Tensor]:
+    """Parse a batch of serialised Examples; batch first, then parse: one call for the whole batch.
+
+    Args:
+        serialized: `(batch,)` of bytes.
+        info: The columns.
+        with_label: Expect the label, too; without it the Examples may lack it.
+
+    Returns:
+        Tensors by name: int64 and float32 `(batch, *shape)`, string `(batch,)`, uint8 `(batch, *shape)`. A missing
+        value is `MISSING_INT`, NaN or the empty string; a missing uint8 tensor is an error of TensorFlow.
+    """
+    parsed: dict[str, tf.Tensor] = tf.io.parse_example(serialized, feature_columns(info, with_label=with_label))
+    for name, tensor in parsed.items():
+        feature = info.features[name]
+        if feature.type == "uint8":
+            flat = tf.io.decode_raw(tensor, tf.uint8)
+            decoded = tf.reshape(flat, [tf.shape(serialized)[0], *feature.shape])
+            decoded.set_shape([serialized.shape[0], *feature.shape])
+            parsed[name] = decoded
+    return parsed
+
+
+def read_batches(examples: Path, split: str, *, batch_size: int = _READ_BATCH) -> Iterator[dict[str, np.ndarray]]:
+    """The examples of a split in order, at most `batch_size` at a time, as `read_arrays` gives them.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    info = read_info(examples)
+    for file in shard_files(examples, split):
+        check_whole(file)
+        dataset = tf.data.TFRecordDataset(str(file)).batch(batch_size)
+        dataset = dataset.map(lambda batch: parse(batch, info, with_label=True))
+        try:
+            yield from dataset.as_numpy_iterator()
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+            raise damaged_file(file, error) from error
+
+
+def check_whole(file: Path) -> None:
+    """Refuse a TFRecord file that ends inside a record; TensorFlow takes one that ends in a header for whole.
+
+    Source of the format: tensorflow/core/lib/io/record_writer.h.
+
+    Raises:
+        DataError: naming the file.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        while (at := stream.tell()) < size:
+            header = stream.read(8)
+            # length (8 bytes), its checksum (4), data, checksum of the data (4)
+            end = at + 16 + int.from_bytes(header, "little")
+            if len(header) < 8 or end > size:
+                raise damaged_file(file, ValueError(f"the record at byte {at} is cut off"))
+            stream.seek(end)
+
+
+def damaged_file(file: Path, error: Exception) -> DataError:
+    """The error that a broken TFRecord file is reported with."""
+    reason = str(getattr(error, "message", error)).partition("\n")[0]
+    return DataError(f"{file} is truncated or damaged: {reason}. Delete it, or make it again, and run again.")
+
+
+def read_arrays(examples: Path, split: str) -> dict[str, np.ndarray]:
+    """A whole split in memory.
+
+    Returns:
+        Features and label by name, `(num_examples, *shape)`: int64, float32, uint8, and strings as objects (`bytes`).
+        Missing values as `parse` says.
+
+    Raises:
+        DataError: there is no such split, a file is damaged, or examples are missing.
+    """
+    info = read_info(examples)
+    total = count(examples, split)
+    arrays = {name: np.empty((total, *feature.shape), _DTYPES[feature.type]) for name, feature in info.features.items()}
+    start = 0
+    for batch in read_batches(examples, split):
+        size = len(batch[info.label])
+        if start + size <= total:
+            for name, values in batch.items():
+                arrays[name][start : start + size] = values
+        start += size
+    if start != total:
+        raise DataError(
+            f"{examples / split} holds {start} examples, features.json says {total}. "
+            f"Delete {examples} and run ingest again."
+        )
+    return arrays
+
+
+def _column(feature: Feature) -> tf.io.FixedLenFeature:
+    size = int(np.prod(feature.shape))
+    if feature.type == "int":
+        return tf.io.FixedLenFeature(feature.shape, tf.int64, [MISSING_INT] * size)
+    if feature.type == "float":
+        return tf.io.FixedLenFeature(feature.shape, tf.float32, [float("nan")] * size)
+    if feature.type == "string":
+        return tf.io.FixedLenFeature(feature.shape, tf.string, [b""] * size)
+    return tf.io.FixedLenFeature((), tf.string)

@@ -1,0 +1,97 @@
+"""Keras models on disk: the `.keras` format with the same bytes for the same model, and predictions from it."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from components.errors import ArtifactError
+from models.spec import OutputSpec
+
+FILE = "model.keras"
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def save_model(model: keras.Model, directory: Path) -> None:
+    """Write `model.keras`, without the time of writing that Keras puts inside."""
+    written = directory / f"new-{FILE}"
+    model.save(written)
+    with zipfile.ZipFile(written) as source, zipfile.ZipFile(directory / FILE, "w") as target:
+        for entry in sorted(source.namelist()):
+            content = source.read(entry)
+            if entry == "metadata.json":
+                content = json.dumps({**json.loads(content), "date_saved": ""}, sort_keys=True).encode()
+            target.writestr(zipfile.ZipInfo(entry, _FIXED_TIME), content)
+    written.unlink()
+
+
+def load_model(directory: Path) -> keras.Model:
+    """Read `model.keras`, for inference: in float32, whatever precision it was trained in.
+
+    So what is evaluated, exported and served computes alike, and every converter can take it.
+
+    Raises:
+        ArtifactError: the file is not one that this Keras can read.
+    """
+    try:
+        model = keras.saving.load_model(directory / FILE, compile=False)
+    except (ValueError, OSError, TypeError) as error:
+        raise ArtifactError(f"Cannot load {directory / FILE}: {error}") from error
+    return in_float32(model)
+
+
+def in_float32(model: keras.Model) -> keras.Model:
+    """The model itself, or a copy with the same weights whose layers all compute in float32."""
+    config = json.dumps(keras.saving.serialize_keras_object(model))
+    plain = config.replace('"mixed_float16"', '"float32"').replace('"mixed_bfloat16"', '"float32"')
+    if plain == config:
+        return model
+    copy = keras.saving.deserialize_keras_object(json.loads(plain))
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def probabilities_from_logits(logits: tf.Tensor, output: OutputSpec) -> tf.Tensor:
+    """What the model answers: `(batch, num_classes)` probabilities, or `(batch,)` values for regression."""
+    if output.task == "regression":
+        return tf.squeeze(logits, axis=1)
+    if output.task == "binary":
+        positive = tf.sigmoid(logits)
+        return tf.concat([1.0 - positive, positive], axis=1)
+    return tf.nn.softmax(logits)
+
+
+class Predictor:
+    """Answers of a Keras model for a transformed split, batch by batch with one static shape.
+
+    Args:
+        model: Returns logits.
+        output: What they mean.
+        batch_size: Rows a call; the last batch is padded and the padding cut off, so no example is lost.
+    """
+
+    def __init__(self, model: keras.Model, output: OutputSpec, batch_size: int = 1024) -> None:
+        self._batch_size = batch_size
+        self._call = tf.function(lambda features: probabilities_from_logits(model(features, training=False), output))
+
+    def __call__(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
+        """`(num_examples, num_classes)` float32 probabilities, or `(num_examples,)` values for regression."""
+        num_examples = len(next(iter(features.values())))
+        answers = []
+        for start in range(0, num_examples, self._batch_size):
+            batch = {
+                name: _pad(values[start : start + self._batch_size], self._batch_size)
+                for name, values in features.items()
+            }
+            answers.append(self._call(batch).numpy())
+        return np.concatenate(answers)[:num_examples]
+
+
+def _pad(rows: np.ndarray, batch_size: int) -> np.ndarray:
+    return np.pad(rows, [(0, batch_size - len(rows)), *[(0, 0)] * (rows.ndim - 1)], mode="edge")

@@ -1,0 +1,5 @@
+"""Step `train`: a Keras model from transformed examples."""
+
+from components.train.step import TrainResult, train
+
+__all__ = ["TrainResult", "train"]

@@ -1,0 +1,232 @@
+"""Step `validate`: statistics of the examples, their schema, and whether they are fit to train on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from components import artifacts
+from components.config import ValidateConfig
+from components.errors import ConfigError, did_you_mean
+from components.examples import SPLITS, ExamplesInfo, read_batches, read_info
+from components.schema import (
+    SCHEMA_FILE,
+    Anomaly,
+    Schema,
+    compare,
+    infer_schema,
+    load_schema,
+    raise_errors,
+    write_schema,
+)
+from components.statistics import (
+    STATISTICS_FILE,
+    FeatureStatistics,
+    Statistics,
+    StatisticsBuilder,
+    class_values,
+    distance,
+    to_json,
+)
+
+# Train and test that differ by more than this are told: as much as `monitor` calls skew by default.
+_MAX_DRIFT = 0.2
+_DRIFT_KINDS = {
+    "l_infinity": "COMPARATOR_L_INFTY_HIGH",
+    "jensen_shannon": "COMPARATOR_JENSEN_SHANNON_DIVERGENCE_HIGH",
+}
+
+
+@dataclass(frozen=True)
+class ValidateResult:
+    """What was found; a result exists only where there was no error.
+
+    Attributes:
+        num_examples: Rows of each split.
+        label: The column to predict.
+        num_classes: Classes of the label; `None` for regression.
+        warnings: One line each.
+    """
+
+    num_examples: dict[str, int]
+    label: str
+    num_classes: int | None
+    warnings: list[str]
+
+
+def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> ValidateResult:
+    """Compute statistics of every split and compare them with the schema and with what the task needs.
+
+    Args:
+        examples: Artifact of `ingest`.
+        statistics: Where the artifact will stand: statistics.json, schema.yaml, anomalies.json.
+        config: The schema, and how much is kept.
+
+    Returns:
+        The warnings.
+
+    Raises:
+        ConfigError: the schema cannot be read, or a text feature is none.
+        DataError: the data is not fit to train on; nothing is written.
+    """
+    artifacts.open_artifact(examples, step="ingest")
+    info = read_info(examples)
+    _check_text_features(info, config.text_features)
+    supplied = None if config.schema_path is None else load_schema(Path(config.schema_path))
+    with artifacts.writing(statistics, step="validate", inputs={"examples": examples}, config=config) as out:
+        computed = compute_statistics(examples, info, config)
+        schema = supplied or infer_schema(info, computed["train"])
+        anomalies = list(_anomalies(info, computed, schema, supplied is not None, config))
+        raise_errors(anomalies)
+        (out.path / STATISTICS_FILE).write_text(to_json(computed))
+        write_schema(out.path / SCHEMA_FILE, schema)
+        found = [dataclasses.asdict(anomaly) for anomaly in anomalies]
+        (out.path / "anomalies.json").write_text(json.dumps(found, indent=1) + "\n")
+        out.result = ValidateResult(
+            num_examples=info.num_examples,
+            label=info.label,
+            num_classes=None if info.task == "regression" else len(class_values(info, computed["train"])),
+            warnings=[f"{a.split} split, '{a.feature}': {a.message}" for a in anomalies],
+        )
+    result: ValidateResult = out.result
+    return result
+
+
+def compute_statistics(examples: Path, info: ExamplesInfo, config: ValidateConfig) -> dict[str, Statistics]:
+    """Statistics of each split, in one pass over its shards."""
+    computed = {}
+    for split in SPLITS:
+        builder = StatisticsBuilder(
+            info,
+            text_features=config.text_features,
+            max_top_values=config.max_top_values,
+            num_quantiles=config.num_quantiles,
+        )
+        for batch in read_batches(examples, split):
+            builder.update(batch)
+        computed[split] = builder.finish()
+    return computed
+
+
+def _check_text_features(info: ExamplesInfo, text_features: list[str]) -> None:
+    for name in text_features:
+        if name not in info.inputs:
+            raise ConfigError(
+                f"transform.features: op text reads '{name}', which the data lacks.{did_you_mean(name, info.inputs)}"
+            )
+        if info.features[name].type != "string":
+            raise ConfigError(
+                f"transform.features: op text reads '{name}', which is {info.features[name].type}, not string."
+            )
+
+
+def _anomalies(
+    info: ExamplesInfo, computed: dict[str, Statistics], schema: Schema, supplied: bool, config: ValidateConfig
+) -> Iterator[Anomaly]:
+    for split, found in computed.items():
+        yield from compare(found, info, schema, split=split, supplied=supplied)
+        yield from _unusable_values(found, split)
+    yield from _drift(computed, info)
+    yield from _label_anomalies(info, computed, config.min_class_examples)
+
+
+def _unusable_values(found: Statistics, split: str) -> Iterator[Anomaly]:
+    for name, feature in found.items():
+        if feature.num_infinite:
+            message = f"{feature.num_infinite} values are infinite. Correct them, or leave those rows out."
+            yield Anomaly("FLOAT_TYPE_HAS_INF", name, split, "error", message)
+        if split == "train" and not feature.present:
+            message = "no row has a value, so nothing can be learnt from it. Leave it out with data.drop."
+            yield Anomaly("FEATURE_TYPE_NO_VALUES", name, split, "warning", message)
+
+
+def _drift(computed: dict[str, Statistics], info: ExamplesInfo) -> Iterator[Anomaly]:
+    for name in info.features:
+        measured = distance(computed["train"][name], computed["test"][name])
+        if measured is not None and measured[1] > _MAX_DRIFT:
+            measure, value = measured
+            message = f"differs from the train split ({measure} {value:.3f}, above {_MAX_DRIFT}). Look at the split."
+            yield Anomaly(_DRIFT_KINDS[measure], name, "test", "warning", message)
+
+
+def _label_anomalies(info: ExamplesInfo, computed: dict[str, Statistics], min_class_examples: int) -> Iterator[Anomaly]:
+    if (problem := _label_type_problem(info)) is not None:
+        yield Anomaly("LABEL_TYPE", info.label, "train", "error", problem)
+        return
+    for split, found in computed.items():
+        label = found[info.label]
+        if label.missing:
+            message = f"{label.missing} of {label.count} rows have no label. Fill it in, or leave those rows out."
+            yield Anomaly("LABEL_MISSING", info.label, split, "error", message)
+    if info.task != "regression":
+        classes = class_values(info, computed["train"])
+        yield from _class_anomalies(info, classes, computed)
+        yield from _train_class_anomalies(info, classes, computed["train"][info.label], min_class_examples)
+
+
+def _label_type_problem(info: ExamplesInfo) -> str | None:
+    label = info.features[info.label]
+    if label.shape or label.type == "uint8":
+        return "the label is a tensor; it must be one number or string. Choose another column with data.label."
+    if info.task == "regression" and label.type == "string":
+        return "a string cannot be regressed on. Set data.task to binary or multiclass, or data.label to a number."
+    if info.task != "regression" and label.type == "float":
+        return (
+            f"the label is a fractional number, {info.task} needs whole numbers or strings. Set data.task: regression?"
+        )
+    return None
+
+
+def _class_anomalies(
+    info: ExamplesInfo, classes: list[int | str], computed: dict[str, Statistics]
+) -> Iterator[Anomaly]:
+    for split, found in computed.items():
+        counts = dict(found[info.label].top_values)
+        unknown = {value: count for value, count in counts.items() if value not in classes}
+        if unknown:
+            yield Anomaly("LABEL_UNKNOWN_CLASS", info.label, split, "error", _unknown_message(info, classes, unknown))
+        if len(counts) == 1:
+            message = f"every row is of the one class {next(iter(counts))!r}. Give data of others, or another split."
+            yield Anomaly("LABEL_ONE_CLASS", info.label, split, "error", message)
+        absent = [_class_name(info, value) for value in classes if value not in counts]
+        if absent and split != "train":
+            message = f"no example of {len(absent)} of {len(classes)} classes: {_some(absent)}. Metrics miss them."
+            yield Anomaly("LABEL_CLASS_ABSENT", info.label, split, "warning", message)
+
+
+def _train_class_anomalies(
+    info: ExamplesInfo, classes: list[int | str], label: FeatureStatistics, min_class_examples: int
+) -> Iterator[Anomaly]:
+    if info.task == "binary" and len(classes) != 2:
+        message = f"binary needs 2 classes, there are {len(classes)}: {_some(classes)}. Set data.task: multiclass?"
+        yield Anomaly("LABEL_NUM_CLASSES", info.label, "train", "error", message)
+    counts = dict(label.top_values)
+    for value in classes:
+        number = counts.get(value, 0)
+        if number < min_class_examples:
+            message = (
+                f"class {_class_name(info, value)!r} has {number} examples, at least {min_class_examples} are needed. "
+                "Add examples, leave the class out, or lower validate.min_class_examples."
+            )
+            yield Anomaly("LABEL_FEW_EXAMPLES", info.label, "train", "error", message)
+
+
+def _class_name(info: ExamplesInfo, value: int | str) -> int | str:
+    """The name of a class, if it was given one."""
+    return info.classes[value] if info.classes is not None and isinstance(value, int) else value
+
+
+def _unknown_message(info: ExamplesInfo, classes: list[int | str], unknown: dict[int | str, int]) -> str:
+    rows = f"{sum(unknown.values())} rows have a label that is no class: {_some(list(unknown))}"
+    if info.classes is None:
+        return f"{rows}; the train split has {_some(classes)}. Add such rows to it, or leave them out."
+    if info.features[info.label].type == "int":
+        return f"{rows}; with {len(classes)} data.classes, labels are 0 to {len(classes) - 1}. Correct one of the two."
+    return f"{rows}; data.classes are {_some(classes)}. Add it there, or correct the rows."
+
+
+def _some(values: list[int | str]) -> str:
+    return ", ".join(repr(value) for value in values[:10]) + (" ..." if len(values) > 10 else "")

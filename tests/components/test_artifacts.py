@@ -1,0 +1,174 @@
+"""Artifacts are complete or absent, and fingerprints change with what the output follows from."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from components import artifacts
+from components.config import EvaluateConfig, Threshold, TransformConfig, ValidateConfig
+from components.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Result:
+    number: int
+
+
+def write(path: Path, content: str = "content", config: ValidateConfig | None = None) -> None:
+    with artifacts.writing(path, step="validate", inputs={}, config=config or ValidateConfig()) as out:
+        (out.path / "folder").mkdir()
+        (out.path / "folder" / "file.txt").write_text(content)
+        out.result = Result(3)
+
+
+def test_a_written_artifact_reads_back(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    manifest = artifacts.open_artifact(tmp_path / "a", step="validate")
+    assert manifest.result == {"number": 3}
+    assert manifest.files["folder/file.txt"]["size_bytes"] == len("content")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_same_content_same_digest_and_other_content_another(tmp_path: Path) -> None:
+    for name, content in (("a", "x"), ("b", "x"), ("c", "y")):
+        write(tmp_path / name, content)
+    digests = [artifacts.read_manifest(tmp_path / name).digest for name in "abc"]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_an_error_leaves_the_old_artifact_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "a", "old")
+    with (
+        pytest.raises(ZeroDivisionError),
+        artifacts.writing(tmp_path / "a", step="validate", inputs={}, config=ValidateConfig()) as out,
+    ):
+        (out.path / "half").write_text("half")
+        raise ZeroDivisionError
+    assert (tmp_path / "a" / "folder" / "file.txt").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda a: (a / "manifest.json").unlink(), "is incomplete"),
+        (lambda a: (a / "manifest.json").write_text("{"), "damaged manifest"),
+        (lambda a: (a / "folder" / "file.txt").unlink(), "missing or has another size"),
+        (lambda a: (a / "folder" / "file.txt").write_text("CONTENT"), "not what was written"),
+        (lambda a: (a / "folder" / "file.txt").write_text("longer content"), "missing or has another size"),
+        (lambda a: (a / "manifest.json").write_text('{"format_version": 99}'), "layout version 99"),
+    ],
+)
+def test_a_damaged_artifact_is_refused(tmp_path: Path, damage, message: str) -> None:
+    write(tmp_path / "a")
+    damage(tmp_path / "a")
+    with pytest.raises(ArtifactError, match=message):
+        artifacts.open_artifact(tmp_path / "a", step="validate")
+
+
+def test_an_absent_or_foreign_artifact_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="does not exist"):
+        artifacts.open_artifact(tmp_path / "a", step="validate")
+    write(tmp_path / "a")
+    with pytest.raises(ArtifactError, match="made by step 'validate', expected one of 'train'"):
+        artifacts.open_artifact(tmp_path / "a", step="train")
+
+
+def test_a_killed_writer_leaves_nothing_that_reads_and_its_rubbish_is_cleared(tmp_path: Path) -> None:
+    script = f"""
+        import os, signal
+        from pathlib import Path
+        from components import artifacts
+        from components.config import ValidateConfig
+        with artifacts.writing(Path({str(tmp_path / "a")!r}), step="validate", inputs={{}}, config=ValidateConfig()) as out:
+            (out.path / "half").write_text("half")
+            out.scratch.mkdir(parents=True)
+            (out.scratch / "checkpoint").write_text("kept")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(ArtifactError, match="does not exist"):
+        artifacts.open_artifact(tmp_path / "a", step="validate")
+    with artifacts.writing(tmp_path / "a", step="validate", inputs={}, config=ValidateConfig()) as out:
+        assert (out.scratch / "checkpoint").read_text() == "kept"
+        out.result = Result(1)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_scratch_of_another_fingerprint_is_not_seen(tmp_path: Path) -> None:
+    scratches = []
+    for config in (ValidateConfig(), ValidateConfig(min_class_examples=9)):
+        with artifacts.writing(tmp_path / "a", step="validate", inputs={}, config=config) as out:
+            scratches.append(out.scratch)
+            out.result = Result(1)
+    assert scratches[0] != scratches[1]
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ArtifactError, match="No space left on the disk while writing"),
+        artifacts.writing(tmp_path / "a", step="validate", inputs={}, config=ValidateConfig()),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fingerprint_parts_change_with_each_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parts(config: ValidateConfig, content: str = "x") -> dict:
+        write(tmp_path / "input", content)
+        return artifacts.make_fingerprint_parts(step="transform", inputs={"examples": tmp_path / "input"}, config=config)
+
+    base = parts(TransformConfig())
+    assert parts(TransformConfig()) == base
+    assert parts(TransformConfig(), "y")["inputs"] != base["inputs"]
+    assert parts(TransformConfig(features={"a": {"op": "normalize"}}))["config"] != base["config"]
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0")
+    assert parts(TransformConfig())["versions"] != base["versions"]
+
+
+def test_source_digests_follow_imports_and_change_with_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "my_nets"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "net.py").write_text("from my_nets import blocks\nimport models.spec\n")
+    (package / "blocks.py").write_text("WIDTH = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = artifacts.source_digests(["my_nets.net"])
+    assert {"my_nets.net", "my_nets.blocks", "models.spec"} <= set(before)
+    (package / "blocks.py").write_text("WIDTH = 2\n")
+    after = artifacts.source_digests(["my_nets.net"])
+    assert {name for name in before if before[name] != after[name]} == {"my_nets.blocks"}
+
+
+def test_source_digests_import_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from components.artifacts import source_digests; "
+        "found = source_digests(['components.train']); "
+        "assert 'components.train.engine' in found, found; "
+        "assert 'components.train' not in sys.modules and 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_champion_is_part_of_what_evaluation_follows_from(tmp_path: Path) -> None:
+    write(tmp_path / "model")
+    config = EvaluateConfig(thresholds=[Threshold(metric="auc", min=0.5)], champion_path=str(tmp_path / "served"))
+
+    def outside() -> dict:
+        return artifacts.make_fingerprint_parts(step="evaluate", inputs={"model": tmp_path / "model"}, config=config)["outside"]
+
+    assert outside() == {"champion": None}
+    version = tmp_path / "served" / "1"
+    version.mkdir(parents=True)
+    (version / "saved_model.pb").write_bytes(b"graph")
+    assert outside()["champion"] is not None

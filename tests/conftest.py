@@ -1,0 +1,60 @@
+"""What many tests share: small runs of the real steps on real data, made once a session."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from pipelines.config import PipelineConfig, load_config
+from pipelines.steps import STEPS, step_named
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+class StepRun:
+    """Artifacts of a run, each made when it is first asked for."""
+
+    def __init__(self, root: Path, config: PipelineConfig) -> None:
+        self.root, self.config = root, config
+        self.results: dict[str, Any] = {}
+
+    def path(self, output: str) -> Path:
+        """The artifact of that name, with everything before it."""
+        step = next(step for step in STEPS if step.output == output)
+        if step.name not in self.results:
+            inputs = {name: self.path(name) for name in step.inputs}
+            self.results[step.name] = self.call(step.name, self.root / output, **inputs)
+        return self.root / output
+
+    def result(self, step_name: str) -> Any:
+        """What a step returned."""
+        self.path(step_named(step_name).output)
+        return self.results[step_name]
+
+    def call(self, step_name: str, output: Path, config: Any = None, **inputs: Path) -> Any:
+        """Call a step with inputs and an output of one's own; by default with this run's."""
+        step = step_named(step_name)
+        given = inputs or {name: self.path(name) for name in step.inputs}
+        config = config if config is not None else self.config.step_config(step.section)
+        return step.load()(**given, **{step.output: output}, config=config)
+
+
+@pytest.fixture(scope="session")
+def taxi(tmp_path_factory: pytest.TempPathFactory) -> StepRun:
+    """The default config on 3,000 taxi trips, for two epochs."""
+    root = tmp_path_factory.mktemp("taxi")
+    overrides = [
+        f"data.path={PROJECT / 'configs/data/chicago_taxi.csv.gz'}",
+        "data.limit=2400",
+        "train.epochs=2",
+        "train.early_stopping=null",
+        f"push.destination={root / 'serving_models'}",
+        "verify.num_examples=200",
+        "compress.num_calibration_examples=50",
+    ]
+    return StepRun(root, load_config(PROJECT / "configs/chicago_taxi.yaml", overrides))
