@@ -1,7 +1,7 @@
 """Artifacts: directories that are complete or absent, and the fingerprints that say what they were made from.
 
-A step writes into a directory with a temporary name. When the step is done, the manifest is written last and the directory
-is renamed. A reader that finds no manifest, or files that differ from it, refuses the directory.
+A step writes into a directory with a temporary name. When the step is done, the manifest is written last and the
+directory is renamed. A reader that finds no manifest, or files that differ from it, refuses the directory.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
     settings: Any = config
     if step == "ingest":
         return {"data": digest_data(settings.path)}
+    if step == "validate":
+        return {"schema": digest_data(settings.schema_path)}
     if step == "evaluate":
         champion = find_champion(Path(settings.champion_path), other_than=_model_digest(inputs["model"]))
         return {"champion": champion and champion_digest(champion)}

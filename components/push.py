@@ -34,9 +34,7 @@ class PushResult:
     rollback_version: int | None
 
 
-def push(
-    *, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: Path, config: PushConfig
-) -> PushResult:
+def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: Path, config: PushConfig) -> PushResult:
     """Copy the export to `<destination>/<name>/<version>`, whole or not at all, and forget the oldest versions.
 
     The same export is pushed once: a second time, the version that holds it is given.
@@ -69,7 +67,9 @@ def push(
             "reasons": manifests["evaluation"].result["reasons"],
             "proof": manifests["proof"].result,
         }
-        version = _version_holding(base, record["export_digest"]) or _copy(exported, base, record, config.resolved_config)
+        version = _version_holding(base, record["export_digest"]) or _copy(
+            exported, base, record, config.resolved_config
+        )
         _forget_old(base, config.keep_versions)
         out.result = PushResult(
             model_name=config.name,

@@ -90,8 +90,8 @@ def write_schema(file: Path, schema: Schema) -> None:
         fields = feature.model_dump(mode="json", exclude_defaults=True)
         if feature.type == "int":
             fields |= {bound: int(fields[bound]) for bound in ("min", "max") if bound in fields}
-        text = yaml.safe_dump({name: fields}, default_flow_style=None, sort_keys=False, allow_unicode=True, width=2**31)
-        lines += [f"  {line}" for line in text.splitlines()]
+        text = yaml.safe_dump({name: fields}, default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
+        lines.append(f"  {text.strip()[1:-1]}")
     file.write_text("\n".join(lines) + "\n")
 
 
@@ -160,11 +160,12 @@ def raise_errors(anomalies: Sequence[Anomaly]) -> None:
 def _infer_feature(feature: Feature, seen: FeatureStatistics) -> FeatureSchema:
     share = seen.present / seen.count
     fields: dict[str, Any] = {"min_fraction": 1.0 if not seen.missing else math.floor(share * 90) / 100}
-    if feature.type == "string" and seen.num_unique is not None and 0 < seen.num_unique <= LOW_CARDINALITY:
+    all_kept = seen.num_unique == len(seen.top_values)
+    if feature.type == "string" and all_kept and 0 < len(seen.top_values) <= LOW_CARDINALITY:
         fields["domain"] = sorted(str(value) for value, _ in seen.top_values)
     if feature.type in ("int", "float") and seen.min is not None:
         fields |= {"min": seen.min, "max": seen.max}
-    return FeatureSchema(type=feature.type, shape=feature.shape, **fields)  # type: ignore[arg-type]
+    return FeatureSchema(type=feature.type, shape=feature.shape, **fields)
 
 
 def _departures(expected: FeatureSchema, feature: Feature, seen: FeatureStatistics) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ _EXACT_QUANTILES_UP_TO = 1_000_000
 _SKETCH_SIZE = 100_000
 _HISTOGRAM_BINS = 10
 _KEEP_FACTOR = 4
+_MIN_LABEL_VALUES = 100_000
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class StatisticsBuilder:
     Args:
         info: The columns.
         text_features: String features whose words are counted.
-        max_top_values: Distinct values (or words) kept for each feature.
+        max_top_values: Distinct values (or words) kept for each feature; of the label, at least 100,000.
         num_quantiles: Resolution of the quantiles.
 
     Example:
@@ -109,7 +110,13 @@ class StatisticsBuilder:
     ) -> None:
         self._shapes = {name: feature.shape for name, feature in info.features.items()}
         self._features = {
-            name: _accumulator(feature, name in text_features, max_top_values, num_quantiles)
+            name: _accumulator(
+                feature,
+                name in text_features,
+                # Every class of the label is needed, however few values are kept of other features.
+                max(max_top_values, _MIN_LABEL_VALUES) if name == info.label else max_top_values,
+                num_quantiles,
+            )
             for name, feature in info.features.items()
         }
 

@@ -25,6 +25,7 @@ from serving.server import ModelServer
 
 FILE = "proof.json"
 REQUEST_LOG = "request_log.tfrecord"
+EXAMPLE_REQUEST = "example_request.json"
 LATENCY_BATCHES = (1, 32)
 _LATENCY_ROUNDS = 20
 _SERVED_NAME = "candidate"
@@ -70,7 +71,10 @@ def verify(
         rows = [parity.check(form) for form in formats.read_formats(exported)]
         rows.append(parity.check_serialized(examples))
         server = parity.check_server(out.path / REQUEST_LOG)
-        _stop_on_difference([*rows, *({"format": f"server over {name}", **row} for name, row in server.items())], config)
+        parity.write_example_request(out.path / EXAMPLE_REQUEST)
+        _stop_on_difference(
+            [*rows, *({"format": f"server over {name}", **row} for name, row in server.items())], config
+        )
         out.result = VerifyResult(formats=rows, server=server)
         (out.path / FILE).write_text(json.dumps(asdict(out.result), indent=1))
     return out.result
@@ -105,7 +109,10 @@ class _Parity:
         signature = tf.saved_model.load(str(self.exported / "saved_model")).signatures["serve_examples"]
         records = tf.data.TFRecordDataset([str(file) for file in shard_files(examples, "test")])
         serialized = next(iter(records.batch(len(self.reference))))
-        return {"format": "saved_model: tf.Example", **self._compare(signature(examples=serialized)[self.output].numpy())}
+        return {
+            "format": "saved_model: tf.Example",
+            **self._compare(signature(examples=serialized)[self.output].numpy()),
+        }
 
     def check_server(self, request_log: Path) -> dict[str, dict[str, Any]]:
         """Serve the SavedModel and compare what comes back over the network; the requests are logged."""
@@ -120,6 +127,11 @@ class _Parity:
                     "rest": RestClient(f"http://127.0.0.1:{server.rest_port}"),
                 }
                 return {name: self._compare(self._ask(client, feed)) for name, client in clients.items()}
+
+    def write_example_request(self, file: Path) -> None:
+        """A REST predict request of one held-out example, to try the server with."""
+        instance = {name: _jsonable(values[0]) for name, values in self.feeds["raw"].items()}
+        file.write_text(json.dumps({"instances": [instance]}))
 
     def _ask(self, client: GrpcClient | RestClient, feed: Arrays) -> np.ndarray:
         def run(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -138,6 +150,10 @@ class _Parity:
             "num_examples": len(answers),
             "passed": agreement >= least and (not exact or difference <= self.config.max_abs_difference),
         }
+
+
+def _jsonable(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value.tolist()
 
 
 def _latency_ms(run: formats.Runner, feed: Arrays, batch_size: int) -> float:

@@ -1,8 +1,8 @@
 """Pre-activation residual network for images.
 
-Source: K. He et al., "Identity Mappings in Deep Residual Networks" (arXiv:1603.05027). The last convolution of each block
-starts at zero, so each block starts as the identity (P. Goyal et al., arXiv:1706.02677, section 5.1, which does it
-through the last batch norm). Variants are data, at the end of this file.
+Source: K. He et al., "Identity Mappings in Deep Residual Networks" (arXiv:1603.05027). The last convolution of each
+block starts at zero, so each block starts as the identity (P. Goyal et al., arXiv:1706.02677, section 5.1, which does
+it through the last batch norm). Variants are data, at the end of this file.
 """
 
 from __future__ import annotations

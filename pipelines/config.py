@@ -1,10 +1,18 @@
-"""PipelineConfig: the whole tree of settings; `load_config` reads it from YAML and dotted overrides."""
+"""PipelineConfig: the whole tree of settings; `load_config` reads it from YAML and dotted overrides.
+
+`python -m pipelines.config --write-golden` writes what tests compare with: configs/schema.json and the resolved form of
+each file in configs/.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+import click
+from pydantic import Field, ValidationError, model_validator
 
 from components.config import (
     CompressConfig,
@@ -21,6 +29,13 @@ from components.config import (
     VerifyConfig,
     inherited_fields,
 )
+from components.errors import ConfigError
+from components.plugins import MODELS, SOURCES
+from pipelines import config_problems, yaml_text
+from pipelines.config_sources import Settings, read_settings
+
+DEFAULT = Path("configs/chicago_taxi.yaml")
+_PROJECT = Path(__file__).resolve().parent.parent
 
 
 class PipelineConfig(Section):
@@ -57,14 +72,17 @@ class PipelineConfig(Section):
     def step_config(self, section: str) -> Any:
         """A section as its step receives it: inherited fields filled in."""
         config = self.section(section)
-        values = {
+        fields = inherited_fields(type(config))
+        values: dict[str, Any] = {
             "name": self.name,
             "seed": self.seed,
             "model": self.model,
             "champion_path": f"{self.push.destination}/{self.name}",
             "text_features": [op.input or name for name, op in self.transform.features.items() if op.op == "text"],
         }
-        return config.model_copy(update={field: values[field] for field in inherited_fields(type(config))})
+        if "resolved_config" in fields:
+            values["resolved_config"] = resolved(self)
+        return config.model_copy(update={field: values[field] for field in fields})
 
 
 def _sections() -> list[str]:
@@ -73,3 +91,110 @@ def _sections() -> list[str]:
         for name, field in PipelineConfig.model_fields.items()
         if name not in ("name", "seed", "model")
     ]
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> PipelineConfig:
+    """Read a configuration: defaults, then the YAML file, then the overrides.
+
+    Args:
+        path: The YAML file.
+        overrides: `section.key=value`, the value in YAML; an item of a list by its number.
+
+    Raises:
+        ConfigError: anything is wrong; every problem is listed with its place.
+
+    Example:
+        >>> load_config("configs/chicago_taxi.yaml", ["train.epochs=3"]).train.epochs
+        3
+    """
+    settings = read_settings(Path(path), overrides)
+    problems = [*settings.problems, *config_problems.before_validation(settings.tree, PipelineConfig)]
+    config = None
+    try:
+        config = PipelineConfig.model_validate(settings.tree)
+    except ValidationError as error:
+        problems += config_problems.of_validation(error, settings.tree, PipelineConfig)
+    if config is None or problems:
+        raise ConfigError(_all_of(problems, settings))
+    return config
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[Path, list[str]]:
+    """The config file and the overrides of a command line `[CONFIG] [section.key=value ...]`.
+
+    Raises:
+        ConfigError: an argument after the first is no override, or there is no default config.
+    """
+    path, overrides = None, list(arguments)
+    if overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
+        path = Path(overrides.pop(0))
+    if wrong := [argument for argument in overrides if "=" not in argument]:
+        raise ConfigError(f"Expected section.key=value after the config, received {', '.join(map(repr, wrong))}.")
+    return path or default_config_path(), overrides
+
+
+def default_config_path() -> Path:
+    """configs/chicago_taxi.yaml of the working directory, or else of the project this code belongs to.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    for path in (DEFAULT, _PROJECT / DEFAULT):
+        if path.is_file():
+            return path
+    raise ConfigError(f"No config was given and there is no {DEFAULT} here. Give the path of a YAML file.")
+
+
+def resolved(config: PipelineConfig) -> str:
+    """Every setting, defaults included, as YAML that `load_config` reads back to the same configuration."""
+    tree = config.model_dump(mode="json", by_alias=True)
+    for section in _sections():
+        for field in inherited_fields(type(config.section(section))):
+            del tree[section][field]
+    return yaml_text.dump(tree)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a config file, for editors."""
+    schema = PipelineConfig.model_json_schema()
+    for section in _sections():
+        schema["properties"][section].pop("default", None)
+    for definition in (schema, *schema["$defs"].values()):
+        properties = definition.get("properties", {})
+        for name in [name for name, field in properties.items() if field.get("inherited")]:
+            del properties[name]
+    for definition, field, table in (("DataConfig", "source", SOURCES), ("ModelConfig", "name", MODELS)):
+        schema["$defs"][definition]["properties"][field]["anyOf"] = [
+            {"enum": sorted(table)},
+            {"pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"},
+        ]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def golden_files(project: Path = _PROJECT) -> dict[Path, str]:
+    """The files that follow from the classes and configs of a project, with what they should hold."""
+    files = {project / "configs/schema.json": json.dumps(json_schema(), indent=2) + "\n"}
+    for path in sorted((project / "configs").glob("*.yaml")):
+        files[project / f"tests/golden/{path.stem}.resolved.yaml"] = resolved(load_config(path))
+    return files
+
+
+def _all_of(problems: Sequence[config_problems.Problem], settings: Settings) -> str:
+    in_order = sorted(problems, key=lambda problem: settings.rank(problem.path))
+    lines = dict.fromkeys(f"{settings.origin(at.path)}: {at.dotted}{at.message}" for at in in_order)
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    return "\n  ".join([f"The configuration has {count}:", *lines])
+
+
+@click.command()
+@click.option("--write-golden", is_flag=True, required=True, help="Write configs/schema.json and tests/golden/.")
+def main(write_golden: bool) -> None:
+    """Write the files that tests compare with."""
+    for path, text in golden_files().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        click.echo(path)
+
+
+if __name__ == "__main__":
+    main()

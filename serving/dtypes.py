@@ -30,7 +30,6 @@ NAMES: dict[int, str] = {
     UINT64: "uint64",
 }
 
-# bfloat16 has no numpy type of its own; its two bytes travel as uint16 and saved_model.py gives them their type.
 NUMPY: dict[int, np.dtype] = {
     FLOAT: np.dtype(np.float32),
     DOUBLE: np.dtype(np.float64),
@@ -48,6 +47,9 @@ NUMPY: dict[int, np.dtype] = {
     UINT32: np.dtype(np.uint32),
     UINT64: np.dtype(np.uint64),
 }
+
+# numpy has no bfloat16; float32 holds each of its values exactly.
+DECODED: dict[int, np.dtype] = {**NUMPY, BFLOAT16: np.dtype(np.float32)}
 
 _NUMBERS: dict[np.dtype, int] = {dtype: number for number, dtype in NUMPY.items()}
 

@@ -49,4 +49,6 @@ def make_strategy(config: TrainConfig) -> tf.distribute.Strategy:
             f"train.global_batch_size {config.global_batch_size} cannot be divided over {wanted} devices. "
             f"Use a multiple of {wanted}."
         )
-    return tf.distribute.MirroredStrategy(available[:wanted])
+    # TensorFlow's CPU collectives allow one number of devices a process; this reduction has no such memory.
+    reduction = tf.distribute.ReductionToOneDevice() if kind == "CPU" else None
+    return tf.distribute.MirroredStrategy(available[:wanted], cross_device_ops=reduction)

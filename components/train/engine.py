@@ -85,7 +85,7 @@ class Engine:
         try:
             self.run(batches, 1)
         except _XLA_ERRORS as error:
-            return error.message.strip().splitlines()[0]
+            return _xla_reason(error.message)
         finally:
             for state, value in zip(states, before, strict=True):
                 state.assign(value)
@@ -171,3 +171,10 @@ class Engine:
     def _shrink_scale(self) -> None:
         self.loss_scale.assign(tf.maximum(self.loss_scale / 2.0, 1.0))
         self.good_steps.assign(0)
+
+
+def _xla_reason(message: str) -> str:
+    """The line of a TensorFlow error that says what XLA lacks; the lines around it are places in the code."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    telling = [line for line in lines if "unsupported operations" in line or "not compilable" in line]
+    return (telling or [line for line in lines if not line.endswith("error:")] or lines)[0]

@@ -126,7 +126,9 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
 def test_fingerprint_parts_change_with_each_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def parts(config: ValidateConfig, content: str = "x") -> dict:
         write(tmp_path / "input", content)
-        return artifacts.make_fingerprint_parts(step="transform", inputs={"examples": tmp_path / "input"}, config=config)
+        return artifacts.make_fingerprint_parts(
+            step="transform", inputs={"examples": tmp_path / "input"}, config=config
+        )
 
     base = parts(TransformConfig())
     assert parts(TransformConfig()) == base
@@ -136,7 +138,9 @@ def test_fingerprint_parts_change_with_each_cause(tmp_path: Path, monkeypatch: p
     assert parts(TransformConfig())["versions"] != base["versions"]
 
 
-def test_source_digests_follow_imports_and_change_with_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_digests_follow_imports_and_change_with_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "my_nets"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -165,7 +169,9 @@ def test_the_champion_is_part_of_what_evaluation_follows_from(tmp_path: Path) ->
     config = EvaluateConfig(thresholds=[Threshold(metric="auc", min=0.5)], champion_path=str(tmp_path / "served"))
 
     def outside() -> dict:
-        return artifacts.make_fingerprint_parts(step="evaluate", inputs={"model": tmp_path / "model"}, config=config)["outside"]
+        return artifacts.make_fingerprint_parts(step="evaluate", inputs={"model": tmp_path / "model"}, config=config)[
+            "outside"
+        ]
 
     assert outside() == {"champion": None}
     version = tmp_path / "served" / "1"

@@ -185,7 +185,9 @@ def test_labels_become_class_ids() -> None:
         ("city", cfg.Vocabulary(op="vocabulary", min_count=100), DataError, "no value occurs 100 times"),
     ],
 )
-def test_impossible_operations_are_refused(statistics, name: str, op: Any, error: type[Exception], message: str) -> None:
+def test_impossible_operations_are_refused(
+    statistics, name: str, op: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         fit(name, op, INFO, statistics)
 

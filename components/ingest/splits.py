@@ -1,0 +1,112 @@
+"""Which split a row belongs to: by a hash that stays the same as data grows, or by what a column says."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.config import SplitConfig
+from components.errors import DataError, did_you_mean
+
+TRAIN, VALIDATION, TEST = range(3)
+
+SPLIT_NAMES = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "validation": VALIDATION,
+    "valid": VALIDATION,
+    "val": VALIDATION,
+    "eval": VALIDATION,
+    "dev": VALIDATION,
+    "test": TEST,
+}
+_MISSING, _END = "\x00", "\x1f"
+
+
+def check_columns(config: SplitConfig, columns: list[str]) -> None:
+    """Refuse a split that asks for columns which the data lacks.
+
+    Raises:
+        DataError: naming the column, and the nearest that exists.
+    """
+    wanted = config.key if config.method == "hash" else [config.column]
+    setting = "data.split.key" if config.method == "hash" else "data.split.column"
+    for name in wanted:
+        if name not in columns:
+            raise DataError(f"{setting}: the data has no column '{name}'.{did_you_mean(name, columns)}")
+
+
+def assign(batch: pa.RecordBatch, config: SplitConfig, seed: int) -> np.ndarray:
+    """The split of each row.
+
+    Args:
+        batch: Rows as the source gave them, before columns are dropped, so that `drop` moves no row.
+        config: How to divide.
+        seed: Another seed, another division (hash).
+
+    Returns:
+        `(rows,)` of `TRAIN`, `VALIDATION`, `TEST`.
+
+    Raises:
+        DataError: the column holds something that names no split.
+    """
+    if config.method == "column":
+        return _by_column(batch.column(config.column), config.column)
+    shares = row_shares(batch, config.key, seed)
+    return np.where(shares < config.test, TEST, np.where(shares < config.test + config.validation, VALIDATION, TRAIN))
+
+
+def row_shares(batch: pa.RecordBatch, key: list[str], seed: int) -> np.ndarray:
+    """A number in [0, 1) for each row that depends on nothing but its values and the seed.
+
+    Equal rows get equal numbers. Columns count in the order of their names, and 3 and 3.0 are the same value, so
+    neither a reordered file nor an integer column that later meets a fraction moves a row.
+    Hash: BLAKE2b (RFC 7693), 64 bits.
+
+    Args:
+        batch: The rows.
+        key: Columns to look at; empty: all.
+        seed: Salt of the hash.
+
+    Returns:
+        float64 `(rows,)`.
+    """
+    names = sorted(key or batch.schema.names)
+    texts = [_canonical_text(batch.column(name)) for name in names]
+    joined = pc.binary_join_element_wise(*texts, _END, null_handling="replace", null_replacement=_MISSING)
+    salt = seed.to_bytes(8, "little", signed=True)
+    digests = [
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8, salt=salt).digest()
+        for text in joined.to_pylist()
+    ]
+    return (np.frombuffer(b"".join(digests), "<u8") >> np.uint64(11)) / 2.0**53
+
+
+def _by_column(values: pa.Array, column: str) -> np.ndarray:
+    distinct = values.dictionary_encode()
+    numbers = [_split_number(value, column) for value in distinct.dictionary.to_pylist()]
+    if distinct.null_count:
+        _split_number(None, column)
+    return np.array(numbers, np.int64)[distinct.indices.to_numpy(zero_copy_only=False)]
+
+
+def _split_number(value: object, column: str) -> int:
+    number = SPLIT_NAMES.get(str(value).strip().lower())
+    if number is None:
+        raise DataError(
+            f"data.split.column: column '{column}' holds {value!r}, which names no split. Use train, validation "
+            "(or valid, val, eval, dev) and test."
+        )
+    return number
+
+
+def _canonical_text(values: pa.Array) -> pa.Array:
+    if isinstance(values.type, pa.FixedShapeTensorType):
+        rows = np.ascontiguousarray(values.to_numpy_ndarray())
+        return pa.array([hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows])
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        return pa.array([value if value is None else value.hex() for value in values.to_pylist()], pa.string())
+    return pc.cast(values, pa.string())

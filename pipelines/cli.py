@@ -1,0 +1,88 @@
+"""The `headrace` command: the same code as `python -m pipelines.local | compile | submit` and `python -m serving`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import Any
+
+import click
+
+from components.errors import did_you_mean
+
+COMMANDS = {
+    "run": ("pipelines.local:main", "Run every step on this machine."),
+    "compile": ("pipelines.compile:main", "Write the Kubeflow pipeline of a config as YAML."),
+    "submit": ("pipelines.submit:main", "Send a pipeline to a Kubeflow Pipelines API."),
+    "serve": ("serving.__main__:main", "Serve a pushed model over gRPC and REST."),
+    "predict": ("serving.client:main", "Ask a served model."),
+    "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a sub-command when it is called, so that the list of them costs nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which one meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, as a stand-in that imports the real one when it is run."""
+        return _stand_in(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, and a word that is no command is answered with the nearest one."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"There is no command '{args[0]}'.{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+def _stand_in(name: str) -> click.Command:
+    target, short_help = COMMANDS[name]
+
+    @click.command(
+        name,
+        short_help=short_help,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def command(context: click.Context, arguments: tuple[str, ...]) -> Any:
+        return _call(target, list(arguments), context.command_path)
+
+    return command
+
+
+def _call(target: str, arguments: list[str], command_path: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    function = getattr(importlib.import_module(module_name), attribute)
+    if isinstance(function, click.Command):
+        return function.main(arguments, prog_name=command_path)
+    raise SystemExit(function(arguments))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("headrace")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"headrace {_version()}")
+        context.exit()
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
+def main() -> None:
+    """From raw data to a served, monitored Keras model."""
+
+
+if __name__ == "__main__":
+    main(prog_name="headrace")

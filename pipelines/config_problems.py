@@ -1,0 +1,214 @@
+"""What is wrong with a tree of settings, in words: where, what was received, what is allowed, what was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import reprlib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from components import plugins
+from components.config import inherited_fields
+from components.errors import ConfigError, did_you_mean
+
+_NAMED = (("data", "source", plugins.SOURCES), ("model", "name", plugins.MODELS))
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 60
+_repr.maxdict = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        path: The setting.
+        message: What is wrong with it.
+        shown: Whether the message begins with the path.
+    """
+
+    path: tuple[str, ...]
+    message: str
+    shown: bool = True
+
+    @property
+    def dotted(self) -> str:
+        """`section.key: `, or nothing for a problem of the whole."""
+        return f"{'.'.join(self.path)}: " if self.path and self.shown else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A path with the class of the section that the last key stands in, and the type expected there."""
+
+    path: tuple[str, ...]
+    section: type[BaseModel]
+    expected: Any
+
+
+def before_validation(tree: dict[str, Any], root: type[BaseModel]) -> list[Problem]:
+    """Find what the classes do not; fields that are set from the top and empty sections are put right in `tree`."""
+    problems = [Problem(path, f"{number} is not a finite number") for path, number in _not_finite(tree)]
+    for name, section in _sections(root).items():
+        if name in tree and tree[name] is None:
+            tree[name] = {}
+        for field in set(inherited_fields(section)) & set(_mapping(tree.get(name))):
+            del tree[name][field]
+            problems.append(Problem((name, field), f"this is set at the top of the file: write '{field}:' there"))
+    for section_name, field, table in _NAMED:
+        value = _mapping(tree.get(section_name)).get(field)
+        if isinstance(value, str) and (message := _unknown_name(value, table)):
+            problems.append(Problem((section_name, field), message))
+    return problems
+
+
+def of_validation(error: ValidationError, tree: Mapping[str, Any], root: type[BaseModel]) -> Iterator[Problem]:
+    """The problems that a validation found, beside those that `before_validation` tells."""
+    for details in error.errors(include_url=False):
+        received = details["input"]
+        if not (isinstance(received, float) and not math.isfinite(received)):
+            yield _in_words(details, _place(details["loc"], root), root)
+
+
+def _unknown_name(value: str, table: dict[str, str]) -> str | None:
+    try:
+        plugins.target(value, table, "")
+    except ConfigError as error:
+        return str(error).removeprefix(": ").removesuffix(".")
+    return None
+
+
+def _not_finite(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, value
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from _not_finite(inner, (*path, str(key)))
+
+
+def _in_words(details: ErrorDetails, place: _Place, root: type[BaseModel]) -> Problem:
+    kind, received, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        return Problem(place.path, f"there is no such key.{_nearest_key(place, root)}")
+    if kind == "missing":
+        field = _fields(place.section)[place.path[-1]]
+        about = f": {field.description}" if field.description else ""
+        return Problem(place.path, f"this is required and not set{about}".rstrip("."))
+    if kind == "literal_error":
+        return Problem(place.path, _not_among(received, get_args(place.expected)))
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        tags = list(_tagged(place.expected))
+        name = context["discriminator"].strip("'")
+        if kind == "union_tag_invalid":
+            return Problem((*place.path, name), _not_among(context["tag"], tags))
+        return Problem(place.path, f"'{name}' is missing, one of: {', '.join(tags)}")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        keys = f" with keys from: {', '.join(_fields(place.expected))}" if _is_section(place.expected) else ""
+        return Problem(place.path, f"expected a section{keys}; received {_show(received)}")
+    if kind == "value_error":
+        return Problem(place.path, str(context["error"]))
+    expected = details["msg"].replace("Input should be", "expected", 1).replace("Input should have", "expected", 1)
+    hint = ": write it in quotes" if kind == "string_type" and isinstance(received, int | float) else ""
+    expected = expected[:1].lower() + expected[1:]
+    return Problem(place.path, f"{expected}; received {_show(received)}{hint}")
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    kind = "the section " if isinstance(value, Mapping) else "the list " if isinstance(value, list) else ""
+    return kind + _repr.repr(value)
+
+
+def _not_among(received: Any, allowed: Sequence[Any]) -> str:
+    names = [str(name) for name in allowed]
+    meant = did_you_mean(str(received), names)
+    meant = meant if "Did you mean" in meant else ""
+    return f"{received!r} is none of: {', '.join(names)}.{meant}"
+
+
+def _nearest_key(place: _Place, root: type[BaseModel]) -> str:
+    key = place.path[-1]
+    meant = did_you_mean(key, _fields(place.section))
+    elsewhere = [] if "Did you mean" in meant else [path for path in _all_paths(root) if path[-1] == key]
+    if elsewhere:
+        return f" Did you mean {' or '.join(repr('.'.join(path)) for path in elsewhere)}?"
+    return meant
+
+
+def _all_paths(section: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in _fields(section).items():
+        yield (*above, name)
+        inner = _bare(field.annotation)
+        if _is_section(inner):
+            yield from _all_paths(inner, (*above, name))
+
+
+def _sections(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    return {name: field.annotation for name, field in _fields(root).items() if _is_section(field.annotation)}
+
+
+def _fields(section: type[BaseModel]) -> dict[str, Any]:
+    """The keys that a section may have in a file."""
+    hidden = inherited_fields(section)
+    return {field.alias or name: field for name, field in section.model_fields.items() if name not in hidden}
+
+
+def _place(location: Sequence[str | int], root: type[BaseModel]) -> _Place:
+    """Follow a location of pydantic's, which has the tags of unions between the keys."""
+    path: list[str] = []
+    section: Any = root
+    expected: Any = root
+    for key in location:
+        tagged = _tagged(expected)
+        if key in tagged:
+            expected = tagged[key]
+            continue
+        if key == "[key]":
+            continue
+        path.append(str(key))
+        if _is_section(expected):
+            section = expected
+            expected = _bare(_fields(section)[key].annotation) if key in _fields(section) else Any
+        else:
+            expected = _bare(_item_type(expected))
+    return _Place(tuple(path), section, expected)
+
+
+def _item_type(expected: Any) -> Any:
+    arguments = get_args(expected)
+    return arguments[-1] if arguments else Any
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without `Annotated` and `| None`."""
+    while True:
+        arguments = get_args(annotation)
+        if get_origin(annotation) is Annotated:
+            annotation = arguments[0]
+        elif get_origin(annotation) in (Union, types.UnionType) and types.NoneType in arguments:
+            annotation = next(each for each in arguments if each is not types.NoneType)
+        else:
+            return annotation
+
+
+def _tagged(annotation: Any) -> dict[Any, type[BaseModel]]:
+    """Tag -> class of a union that its `op` tells apart; empty for other types."""
+    bare = _bare(annotation)
+    if get_origin(bare) not in (Union, types.UnionType):
+        return {}
+    classes = [each for each in get_args(bare) if _is_section(each) and "op" in each.model_fields]
+    return {get_args(each.model_fields["op"].annotation)[0]: each for each in classes}
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,188 @@
+"""The gRPC API: PredictionService and ModelService over grpcio.
+
+The service stubs of tensorflow_serving are not used; the handlers are registered by name and take raw bytes, so that a
+message that does not parse is a client's error and not a stack trace in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from serving.errors import Code, ServingError, invalid_argument
+from serving.manager import ModelManager
+from serving.protos import (
+    GetModelMetadataRequest,
+    GetModelMetadataResponse,
+    GetModelStatusRequest,
+    GetModelStatusResponse,
+    PredictRequest,
+    PredictResponse,
+    SignatureDefMap,
+)
+from serving.rest_api import PredictListener
+from serving.served_model import DEFAULT_SIGNATURE, Version
+from serving.tensors import decode, encode_values
+
+logger = logging.getLogger(__name__)
+
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+_STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 2**31 - 1),
+    ("grpc.max_send_message_length", 2**31 - 1),
+    ("grpc.so_reuseport", 0),  # else a second server on a busy port would start, and get half of the requests
+)
+
+
+class GrpcApi:
+    """Answers the messages of TF Serving's services from the models that a manager serves.
+
+    Args:
+        manager: the models.
+        on_predict: told of each successful predict (the request log).
+    """
+
+    def __init__(self, manager: ModelManager, on_predict: PredictListener) -> None:
+        self._manager = manager
+        self._on_predict = on_predict
+
+    def predict(self, request: Any) -> Any:
+        """PredictionService.Predict."""
+        spec = request.model_spec
+        name = spec.signature_name or DEFAULT_SIGNATURE
+        with self._lease(spec) as version:
+            inputs = {alias: _decode(alias, tensor) for alias, tensor in request.inputs.items()}
+            outputs = version.loaded.run(name, inputs, request.output_filter)
+            self._on_predict(version, name, inputs, outputs)
+            response = PredictResponse()
+            _fill_spec(response.model_spec, version, name)
+        for alias, array in outputs.items():
+            encode_values(array, response.outputs[alias])
+        return response
+
+    def get_model_metadata(self, request: Any) -> Any:
+        """PredictionService.GetModelMetadata."""
+        if not request.metadata_field:
+            raise invalid_argument("GetModelMetadataRequest must specify at least one metadata_field")
+        for field in request.metadata_field:
+            if field != "signature_def":
+                raise invalid_argument(f"Metadata field {field} is not supported")
+        if not request.HasField("model_spec"):
+            raise invalid_argument("Missing ModelSpec")
+        signatures = SignatureDefMap()
+        response = GetModelMetadataResponse()
+        with self._lease(request.model_spec) as version:
+            for name, signature in version.loaded.signatures.items():
+                signatures.signature_def[name].CopyFrom(signature.proto)
+            _fill_spec(response.model_spec, version, "")
+        response.metadata["signature_def"].Pack(signatures)
+        return response
+
+    def get_model_status(self, request: Any) -> Any:
+        """ModelService.GetModelStatus."""
+        spec = request.model_spec
+        if not request.HasField("model_spec"):
+            raise invalid_argument("Missing ModelSpec")
+        response = GetModelStatusResponse()
+        for version in self._manager.statuses(spec.name, spec.version.value if spec.HasField("version") else None):
+            status = response.model_version_status.add(version=version.number, state=version.state.value)
+            status.status.error_code = version.error.code.value if version.error else 0
+            status.status.error_message = version.error.message if version.error else ""
+        return response
+
+    def _lease(self, spec: Any) -> Any:
+        choice = spec.WhichOneof("version_choice")
+        return self._manager.lease(
+            spec.name,
+            spec.version.value if choice == "version" else None,
+            spec.version_label if choice == "version_label" else None,
+        )
+
+
+def _decode(alias: str, tensor: Any) -> Any:
+    try:
+        return decode(tensor)
+    except ServingError as error:
+        raise invalid_argument(f"tensor parsing error: {alias}: {error.message}") from error
+
+
+def _fill_spec(spec: Any, version: Version, signature_name: str) -> None:
+    spec.name, spec.signature_name = version.model_name, signature_name
+    spec.version.value = version.number
+
+
+def make_server(api: GrpcApi, address: str) -> tuple[grpc.Server, int]:
+    """A gRPC server for the API, not started yet.
+
+    Args:
+        api: answers the calls.
+        address: `host:port`; port 0 lets the system choose.
+
+    Returns:
+        The server and the port it is bound to.
+
+    Raises:
+        OSError: the port cannot be had.
+    """
+    workers = futures.ThreadPoolExecutor(4 * (os.cpu_count() or 1), thread_name_prefix="grpc")
+    server = grpc.server(workers, options=_OPTIONS)
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(
+                PREDICTION_SERVICE,
+                {
+                    "Predict": _handler(PredictRequest, api.predict),
+                    "GetModelMetadata": _handler(GetModelMetadataRequest, api.get_model_metadata),
+                    **{name: _unimplemented(name) for name in ("Classify", "Regress", "MultiInference")},
+                },
+            ),
+            grpc.method_handlers_generic_handler(
+                MODEL_SERVICE,
+                {
+                    "GetModelStatus": _handler(GetModelStatusRequest, api.get_model_status),
+                    "HandleReloadConfigRequest": _unimplemented("HandleReloadConfigRequest"),
+                },
+            ),
+        )
+    )
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"gRPC cannot listen on {address}; is the port in use by another process?") from error
+    return server, port
+
+
+def _handler(request_type: Any, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
+    def call(body: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return method(request_type.FromString(body)).SerializeToString()
+        except ServingError as error:
+            return _fail(context, error.code, error.message)
+        except DecodeError as error:
+            return _fail(context, Code.INVALID_ARGUMENT, f"the request is no {request_type.DESCRIPTOR.name}: {error}")
+        except Exception as error:
+            logger.exception("gRPC %s failed", request_type.DESCRIPTOR.name)
+            return _fail(context, Code.INTERNAL, f"{type(error).__name__}: {error}")
+
+    return grpc.unary_unary_rpc_method_handler(call)
+
+
+def _unimplemented(name: str) -> grpc.RpcMethodHandler:
+    def call(body: bytes, context: grpc.ServicerContext) -> bytes:
+        return _fail(context, Code.UNIMPLEMENTED, f"this server does not answer {name}; use Predict")
+
+    return grpc.unary_unary_rpc_method_handler(call)
+
+
+def _fail(context: grpc.ServicerContext, code: Code, message: str) -> bytes:
+    context.set_code(_STATUS_CODES[code])
+    context.set_details(message)
+    return b""

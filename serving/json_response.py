@@ -1,0 +1,158 @@
+"""Arrays to the body of a REST predict answer, in TF Serving's layout and number format.
+
+Source: tensorflow_serving/util/json_tensor.cc, which writes with RapidJSON's PrettyWriter: four spaces, innermost lists
+on one line in the row format (and the odd line break before the closing bracket), one value a line in the other.
+NaN and Infinity are written bare, as there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from serving import dtypes
+from serving.errors import invalid_argument
+from serving.tensors import to_bytes
+
+_INTEGERS = frozenset(
+    (dtypes.INT8, dtypes.INT16, dtypes.INT32, dtypes.INT64, dtypes.UINT8, dtypes.UINT32, dtypes.UINT64)
+)
+# absl::StrCat writes six significant digits; when those do not read back exactly, max_digits10 are written.
+_MAX_DIGITS10 = {dtypes.FLOAT: 9, dtypes.DOUBLE: 17}
+
+
+def predictions(outputs: Mapping[str, np.ndarray]) -> bytes:
+    """The answer to a request in row format.
+
+    Args:
+        outputs: output alias -> array of shape (batch, ...).
+
+    Raises:
+        ServingError: INVALID_ARGUMENT when an output has no batch dimension, the batches differ, or a type has no
+            JSON form.
+    """
+    batch_size = _batch_size(outputs)
+    if len(outputs) == 1:
+        [(alias, array)] = outputs.items()
+        rows = _rows(alias, array, level=2)
+        body = ", ".join(rows) + "\n    " if rows else ""
+        return _text(f'{{\n    "predictions": [{body}]\n}}')
+    texts = {alias: _rows(alias, array, level=3) for alias, array in outputs.items()}
+    items = [
+        "{\n"
+        + ",\n".join(f"            {_quote(alias)}: {rows[item]}" for alias, rows in texts.items())
+        + "\n        }"
+        for item in range(batch_size)
+    ]
+    return _text(f'{{\n    "predictions": {_lines(items, 1)}\n}}')
+
+
+def columns(outputs: Mapping[str, np.ndarray]) -> bytes:
+    """The answer to a request in columnar format.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT for no outputs, or a type without a JSON form.
+    """
+    if not outputs:
+        raise invalid_argument("Cannot convert empty tensor map to JSON")
+    if len(outputs) == 1:
+        [(alias, array)] = outputs.items()
+        return _text(f'{{\n    "outputs": {_column(alias, array, level=1)}\n}}')
+    members = [f"        {_quote(alias)}: {_column(alias, array, level=2)}" for alias, array in outputs.items()]
+    return _text('{\n    "outputs": {\n' + ",\n".join(members) + "\n    }\n}")
+
+
+def error_body(message: str) -> bytes:
+    """The body of an error answer."""
+    return _text(f'{{\n    "error": {_quote(message)}\n}}')
+
+
+def _batch_size(outputs: Mapping[str, np.ndarray]) -> int:
+    if not outputs:
+        raise invalid_argument("Cannot convert empty tensor map to JSON")
+    batch_size = -1
+    for alias, array in outputs.items():
+        if array.ndim == 0:
+            raise invalid_argument(f"Tensor name: {alias} has no shape information ")
+        if batch_size not in (-1, array.shape[0]):
+            raise invalid_argument(
+                f"Tensor name: {alias} has inconsistent batch size: {array.shape[0]} expecting: {batch_size}"
+            )
+        batch_size = array.shape[0]
+    return batch_size
+
+
+def _rows(alias: str, array: np.ndarray, level: int) -> list[str]:
+    """The text of each row, all its lists on one line; `level` counts the brackets open around a row."""
+    texts = _tokens(alias, array, level + array.ndim - 1)
+    for axis in range(array.ndim - 1, 0, -1):
+        texts = ["[" + ", ".join(group) + "]" for group in _groups(texts, array.shape, axis)]
+    return texts
+
+
+def _column(alias: str, array: np.ndarray, level: int) -> str:
+    """The text of a whole array, one value a line; `level` counts the brackets open around it."""
+    texts = _tokens(alias, array, level + array.ndim)
+    for axis in range(array.ndim - 1, -1, -1):
+        texts = [_lines(group, level + axis) for group in _groups(texts, array.shape, axis)]
+    return texts[0]
+
+
+def _groups(texts: list[str], shape: tuple[int, ...], axis: int) -> list[list[str]]:
+    size = shape[axis]
+    return [texts[index * size : (index + 1) * size] for index in range(math.prod(shape[:axis]))]
+
+
+def _lines(items: list[str], level: int) -> str:
+    """A list with an item a line, inside `level` open brackets."""
+    if not items:
+        return "[]"
+    indent = "\n" + "    " * (level + 1)
+    return "[" + indent + ("," + indent).join(items) + "\n" + "    " * level + "]"
+
+
+def _tokens(alias: str, array: np.ndarray, level: int) -> list[str]:
+    """The JSON text of each element, in order."""
+    number = dtypes.number_of(array)
+    flat = array.ravel()
+    if number in _MAX_DIGITS10:
+        return _decimals(flat, _MAX_DIGITS10[number])
+    if number in _INTEGERS:
+        return list(map(str, flat.tolist()))
+    if number == dtypes.BOOL:
+        return ["true" if value else "false" for value in flat.tolist()]
+    if number == dtypes.STRING and alias.endswith("_bytes"):
+        return [_base64_object(to_bytes(value), level) for value in flat]
+    if number == dtypes.STRING:
+        return [_quote(to_bytes(value).decode("utf-8", "surrogateescape")) for value in flat]
+    raise invalid_argument(f"Failed to write JSON value for tensor type: {dtypes.name(number)}")
+
+
+_SPECIAL = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def _decimals(flat: np.ndarray, digits: int) -> list[str]:
+    values = flat.tolist()
+    texts = list(map("%.6g".__mod__, values))
+    with np.errstate(over="ignore"):  # six digits of the largest float may round up to infinity
+        exact = np.array(list(map(float, texts)), dtype=np.float64).astype(flat.dtype) == flat
+    for index in np.flatnonzero(~exact):
+        texts[index] = f"{values[index]:.{digits}g}"
+    return [text if "." in text or "e" in text else _SPECIAL.get(text, text + ".0") for text in texts]
+
+
+def _base64_object(value: bytes, level: int) -> str:
+    text = base64.b64encode(value).decode("ascii")
+    return "{\n" + "    " * (level + 1) + f'"b64": "{text}"\n' + "    " * level + "}"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

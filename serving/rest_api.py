@@ -1,0 +1,227 @@
+"""The REST API as a function from request to response, without a transport.
+
+Sources, in tensorflow_serving/model_servers: http_rest_api_util.cc (routes), http_rest_api_handler.cc (order of the
+checks), http_server.cc (OPTIONS, statuses). The health paths are ours; they lie outside /v1, where TF Serving has
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import numpy as np
+
+from serving import json_request, json_response
+from serving.errors import HTTP_STATUS, Code, ServingError, invalid_argument
+from serving.manager import ModelManager
+from serving.served_model import DEFAULT_SIGNATURE, Version
+
+logger = logging.getLogger(__name__)
+
+_PREDICTION = re.compile(
+    r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
+    r":(?P<verb>classify|regress|predict)",
+    re.IGNORECASE | re.ASCII,
+)
+_STATUS = re.compile(
+    r"/v1/models(?:/(?P<model>[^/:]+))?(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?(?:/(?P<verb>metadata))?",
+    re.IGNORECASE | re.ASCII,
+)
+_ROUTES = {"POST": _PREDICTION, "GET": _STATUS}
+_MAX_UNCOMPRESSED_BYTES = 100_000_000  # util/net_http/compression/gzip_zlib.h
+_NOT_FOUND_PAGE = (
+    b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"  # libevent's
+)
+
+# Called after each successful predict: the version, the signature's name, inputs and outputs by alias.
+PredictListener = Callable[[Version, str, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """An HTTP request.
+
+    Attributes:
+        method: as sent, such as `GET`.
+        target: path and query as sent, still percent-encoded.
+        headers: lower-case name -> value.
+        body: the whole body, as sent.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Response:
+    """An HTTP response; no Content-Type header is sent when `content_type` is empty."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a URL names.
+
+    Attributes:
+        model: the decoded model name; may be empty in a status request.
+        version: a version number, or None.
+        label: a version label, or None.
+        verb: predict, classify, regress, metadata, or empty for status.
+    """
+
+    model: str
+    version: int | None
+    label: str | None
+    verb: str
+
+
+def parse_route(method: str, target: str) -> Route:
+    """Read a URL under /v1.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT, "Malformed request: METHOD TARGET".
+    """
+    pattern = _ROUTES.get(method)
+    match = pattern.fullmatch(target) if pattern else None
+    if match is None:
+        raise invalid_argument(f"Malformed request: {method} {target}")
+    version, label = match["version"], match["label"]
+    if version and int(version) >= 2**63:
+        raise invalid_argument(f"Failed to convert version: {version} to numeric.")
+    return Route(
+        model=_decode(match["model"] or ""),
+        version=int(version) if version else None,
+        label=_decode(label) if label else None,
+        verb=match["verb"] or "",
+    )
+
+
+def _decode(text: str) -> str:
+    return unquote(text, errors="surrogateescape")
+
+
+class RestApi:
+    """Answers REST requests from the models that a manager serves.
+
+    Args:
+        manager: the models.
+        is_ready: False while the server drains; what the readiness path reports.
+        on_predict: told of each successful predict (the request log).
+    """
+
+    def __init__(self, manager: ModelManager, is_ready: Callable[[], bool], on_predict: PredictListener) -> None:
+        self._manager = manager
+        self._is_ready = is_ready
+        self._on_predict = on_predict
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request; every failure becomes a response."""
+        try:
+            if request.target[:4].lower() == "/v1/":
+                return self._handle_api(request)
+            return self._handle_health(request)
+        except ServingError as error:
+            return error_response(error)
+        except Exception as error:
+            logger.exception("REST request %s %s failed", request.method, request.target)
+            return error_response(ServingError(Code.INTERNAL, f"{type(error).__name__}: {error}"))
+
+    def _handle_health(self, request: Request) -> Response:
+        if request.method in ("GET", "HEAD") and request.target == "/healthz/live":
+            return Response(200, b'{"status": "alive"}')
+        if request.method in ("GET", "HEAD") and request.target == "/healthz/ready":
+            return (
+                Response(200, b'{"status": "ready"}') if self._is_ready() else Response(503, b'{"status": "draining"}')
+            )
+        return Response(404, _NOT_FOUND_PAGE, "text/html")
+
+    def _handle_api(self, request: Request) -> Response:
+        if request.method == "OPTIONS":
+            origin = request.headers.get("origin", "")
+            return Response(200 if "http://" in origin or "https://" in origin else 400, content_type="")
+        route = parse_route(request.method, request.target)
+        if request.method == "GET":
+            body = self._metadata(route) if route.verb.lower() == "metadata" else self._status(route)
+            return Response(200, body)
+        if route.verb == "predict":
+            return Response(200, self._predict(route, _uncompressed(request)))
+        if route.verb in ("classify", "regress"):
+            raise ServingError(Code.UNIMPLEMENTED, f"this server does not answer :{route.verb}; use :predict")
+        raise invalid_argument(f"Malformed request: {request.method} {request.target}")
+
+    def _predict(self, route: Route, body: bytes) -> bytes:
+        document = json_request.parse_object(body)
+        name = json_request.signature_name(document) or DEFAULT_SIGNATURE
+        with self._manager.lease(route.model, route.version, route.label) as version:
+            model = version.loaded
+            signature = model.signatures.get(name)
+            if signature is None:
+                raise invalid_argument(f'Serving signature name: "{name}" not found in signature def')
+            if not signature.inputs:
+                raise invalid_argument(f"Failed to get input map for signature: {name}")
+            inputs, body_format = json_request.parse_inputs(document, signature.inputs)
+            outputs = model.run(name, inputs)
+            self._on_predict(version, name, inputs, outputs)
+        return json_response.predictions(outputs) if body_format == json_request.ROW else json_response.columns(outputs)
+
+    def _status(self, route: Route) -> bytes:
+        if not route.model:
+            raise invalid_argument("Missing model name in request.")
+        # The label is ignored, as in TF Serving: GetModelStatus looks at the version only.
+        versions = self._manager.statuses(route.model, route.version)
+        return _protobuf_json({"model_version_status": [_status_of(version) for version in versions]})
+
+    def _metadata(self, route: Route) -> bytes:
+        from google.protobuf import json_format
+
+        with self._manager.lease(route.model, route.version, route.label) as version:
+            signatures = {
+                name: json_format.MessageToDict(
+                    signature.proto, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+                )
+                for name, signature in version.loaded.signatures.items()
+            }
+        spec = {"name": version.model_name, "signature_name": "", "version": str(version.number)}
+        return _protobuf_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
+
+
+def error_response(error: ServingError) -> Response:
+    """The response that reports an error."""
+    return Response(HTTP_STATUS[error.code], json_response.error_body(error.message))
+
+
+def _status_of(version: Version) -> dict[str, object]:
+    code, message = (version.error.code, version.error.message) if version.error else (Code.OK, "")
+    return {
+        "version": str(version.number),
+        "state": version.state.name,
+        "status": {"error_code": code.name, "error_message": message},
+    }
+
+
+def _protobuf_json(value: object) -> bytes:
+    """The layout of protobuf's JSON printer with whitespace."""
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _uncompressed(request: Request) -> bytes:
+    """The body, after gzip; a body that cannot be unpacked counts as empty, as in TF Serving."""
+    if "gzip" not in request.headers.get("content-encoding", ""):
+        return request.body
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        body = unpacker.decompress(request.body, _MAX_UNCOMPRESSED_BYTES)
+    except zlib.error:
+        return b""
+    return body if unpacker.eof else b""

@@ -1,0 +1,150 @@
+"""The embedded TF Serving-compatible server: models, REST and gRPC put together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from serving.http_server import HttpServer
+from serving.manager import ModelManager
+from serving.request_log import RequestLog
+from serving.rest_api import RestApi
+from serving.served_model import ModelConfig, Version
+from serving.versions import VersionPolicy, latest
+
+
+class ModelServer:
+    """Serves one model over REST and gRPC from this process.
+
+    Args:
+        name: the model's name in requests.
+        base_path: the directory with the version directories (`base_path/1/saved_model.pb`).
+        grpc_port: 0 lets the system choose.
+        rest_port: 0 lets the system choose.
+        host: the address to listen on; "" means every one.
+        version_policy: which of the versions on disk are served; by default the newest.
+        version_labels: label -> version, for requests that name a label.
+        poll_wait_seconds: time between two looks for new versions.
+        rest_timeout_seconds: after this a REST request is answered with 504; None waits for ever.
+        request_log_file: where to append the predict requests, if anywhere.
+        request_log_sampling_rate: the share of the requests that is logged, 0 to 1.
+
+    Attributes:
+        grpc_port: the port bound, once started.
+        rest_port: the port bound, once started.
+
+    Example:
+        >>> with ModelServer("taxi", Path("pushed/taxi")) as server:
+        ...     RestClient(f"http://127.0.0.1:{server.rest_port}").predict("taxi", {"x": x})
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base_path: Path,
+        *,
+        grpc_port: int = 0,
+        rest_port: int = 0,
+        host: str = "127.0.0.1",
+        version_policy: VersionPolicy | None = None,
+        version_labels: Mapping[str, int] | None = None,
+        poll_wait_seconds: float = 1.0,
+        rest_timeout_seconds: float | None = 30.0,
+        request_log_file: Path | None = None,
+        request_log_sampling_rate: float = 1.0,
+    ) -> None:
+        self.name = name
+        self.grpc_port = grpc_port
+        self.rest_port = rest_port
+        self._host = host
+        self._rest_timeout_seconds = rest_timeout_seconds
+        self._request_log_file = request_log_file
+        self._request_log_sampling_rate = request_log_sampling_rate
+        self._request_log: RequestLog | None = None
+        self._is_ready = False
+        config = ModelConfig(name, Path(base_path), version_policy or latest(1), dict(version_labels or {}))
+        self.manager = ModelManager([config], load_version, poll_wait_seconds)
+
+    def start(self) -> None:
+        """Load the model, then open both ports.
+
+        Raises:
+            ServingError: no version can be served.
+            OSError: a port or the request log cannot be had.
+        """
+        self.manager.check()
+        with contextlib.ExitStack() as undo:
+            if self._request_log_file is not None:
+                self._request_log = RequestLog(self._request_log_file, self._request_log_sampling_rate)
+                undo.callback(self._request_log.close)
+            rest_api = RestApi(self.manager, lambda: self._is_ready, self._log_predict)
+            self._rest = HttpServer(rest_api.handle, self._host, self.rest_port, self._rest_timeout_seconds)
+            undo.callback(self._rest.abandon)
+
+            from serving.grpc_api import GrpcApi, make_server  # imports TensorFlow: after all that can fail quickly
+
+            grpc_address = f"{self._host or '[::]'}:{self.grpc_port}"
+            self._grpc, grpc_port = make_server(GrpcApi(self.manager, self._log_predict), grpc_address)
+            undo.callback(self._grpc.stop, None)
+            self.manager.start()
+            undo.pop_all()
+        self.grpc_port, self.rest_port = grpc_port, self._rest.port
+        self._grpc.start()
+        self._rest.start()
+        self._is_ready = True
+
+    def stop(self, grace_seconds: float = 10.0) -> None:
+        """Drain: report not ready, take no new connections, finish what is under way, then let go of everything.
+
+        Args:
+            grace_seconds: requests that take longer than this are cut off.
+        """
+        self._is_ready = False
+        grpc_stopped = self._grpc.stop(grace_seconds)
+        self._rest.stop(grace_seconds)
+        grpc_stopped.wait()
+        self.manager.stop()
+        if self._request_log is not None:
+            self._request_log.close()
+
+    def _log_predict(
+        self,
+        version: Version,
+        signature_name: str,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray],
+    ) -> None:
+        if self._request_log is not None:
+            self._request_log.add(version, signature_name, inputs, outputs)
+
+    def __enter__(self) -> ModelServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def load_version(path: Path) -> Any:
+    """Load a version directory and replay its warm-up requests.
+
+    Raises:
+        ServingError: it does not load, or its warm-up requests fail.
+    """
+    from serving.saved_model import SavedModel
+    from serving.warmup import replay
+
+    model = SavedModel(path)
+    try:
+        replay(model, path)
+    except BaseException:
+        model.close()
+        raise
+    return model

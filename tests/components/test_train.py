@@ -1,0 +1,250 @@
+"""The train step: same seed same bytes, exact resume, early stopping, precision, XLA, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from components import artifacts, model_files, plugins, progress
+from components.config import TrainConfig
+from components.errors import ArtifactError, ConfigError, DataError, HeadraceError
+from components.preprocessing import Preprocessing
+from components.train import train
+from tests.conftest import StepRun
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 3,
+    "global_batch_size": 256,
+    "optimizer": {"learning_rate": 0.02},
+    "seed": 5,
+    "model": {"name": "tabular", "args": {"hidden_dims": [8], "dropout": 0.3}},
+    "xla": "off",
+}
+
+
+@pytest.fixture(scope="module")
+def base_digest(taxi: StepRun, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of one epoch with the unchanged settings."""
+    path = tmp_path_factory.mktemp("base") / "model"
+    config = TrainConfig.model_validate({**SETTINGS, "epochs": 1})
+    train(examples=taxi.path("examples"), transform=taxi.path("transform"), model=path, config=config)
+    return artifacts.read_manifest(path).digest
+
+
+@pytest.fixture
+def run_train(taxi: StepRun, tmp_path: Path):
+    """Train on the shared taxi examples: `run_train(name, **changes) -> (result, path)`."""
+    examples, transform = taxi.path("examples"), taxi.path("transform")
+
+    def run(name: str = "model", **changes: Any):
+        config = TrainConfig.model_validate({**SETTINGS, **changes})
+        return train(examples=examples, transform=transform, model=tmp_path / name, config=config), tmp_path / name
+
+    return run
+
+
+def history(path: Path) -> list[dict[str, float]]:
+    return json.loads((path / "history.json").read_text())
+
+
+def test_training_learns_and_is_the_same_to_the_byte_for_a_seed(run_train) -> None:
+    result, first = run_train("a")
+    _, second = run_train("b")
+    _, other = run_train("c", seed=6)
+    assert result.validation["auc"] > 0.8
+    assert result.epochs == result.best_epoch == 3
+    digests = [artifacts.read_manifest(path).digest for path in (first, second, other)]
+    assert digests[0] == digests[1] != digests[2]
+    losses = [entry["train_loss"] for entry in history(first)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_run_killed_in_an_epoch_goes_on_and_ends_with_the_same_bytes(
+    run_train, taxi: StepRun, tmp_path: Path
+) -> None:
+    _, whole = run_train("whole")
+    script = f"""
+        import os, signal
+        from pathlib import Path
+        from components import progress
+        from components.config import TrainConfig
+        from components.train import train
+
+        def kill_in_the_third_epoch(message):
+            if message.startswith("epoch 3/"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with progress.shown_by(kill_in_the_third_epoch):
+            train(
+                examples=Path({str(taxi.path("examples"))!r}),
+                transform=Path({str(taxi.path("transform"))!r}),
+                model=Path({str(tmp_path / "killed")!r}),
+                config=TrainConfig.model_validate({SETTINGS!r}),
+            )
+    """
+    killed = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert not (tmp_path / "killed").exists()
+    messages: list[str] = []
+    with progress.shown_by(messages.append):
+        _, resumed = run_train("killed")
+    assert messages[0] == "going on after epoch 2 of a run that was stopped"
+    assert artifacts.read_manifest(resumed).digest == artifacts.read_manifest(whole).digest
+
+
+def test_early_stopping_keeps_the_best_epoch(run_train) -> None:
+    stopping = {"metric": "loss", "patience": 1}
+    result, path = run_train(epochs=30, optimizer={"learning_rate": 0.3}, early_stopping=stopping)
+    losses = [entry["validation_loss"] for entry in history(path)]
+    assert result.epochs < 30
+    assert result.best_epoch == int(np.argmin(losses)) + 1 == result.epochs - 1
+    assert result.validation["loss"] == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_steps_per_execution_changes_no_weight(run_train) -> None:
+    digests = {artifacts.digest_file(run_train(str(k), steps_per_execution=k)[1] / model_files.FILE) for k in (1, 3)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"global_batch_size": 128},
+        {"optimizer": {"learning_rate": 0.03}},
+        {"optimizer": {"learning_rate": 0.02, "schedule": "cosine"}},
+        {"optimizer": {"learning_rate": 0.02, "warmup_steps": 5}},
+        {"optimizer": {"learning_rate": 0.02, "name": "sgd"}},
+        {"optimizer": {"learning_rate": 0.02, "clip_norm": 0.01}},
+        {"class_weights": "balanced"},
+        {"label_smoothing": 0.2},
+        {"model": {"name": "tabular", "args": {"hidden_dims": [4]}}},
+    ],
+    ids=str,
+)
+def test_every_option_changes_the_result(run_train, base_digest: str, changes: dict[str, Any]) -> None:
+    _, changed = run_train(epochs=1, **changes)
+    assert artifacts.read_manifest(changed).digest != base_digest
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_and_what_is_loaded_computes_in_float32(run_train, precision: str) -> None:
+    result, path = run_train(precision=precision)
+    full, _ = run_train("full")
+    assert result.validation["loss"] == pytest.approx(full.validation["loss"], rel=0.1)
+    assert keras.config.dtype_policy().name == "float32"
+    model = model_files.load_model(path)
+    assert {layer.compute_dtype for layer in model.layers} <= {"float32", "int64"}
+    trained = keras.saving.load_model(path / model_files.FILE, compile=False)
+    assert precision in {layer.dtype_policy.name for layer in trained.layers}
+    for ours, theirs in zip(model.get_weights(), trained.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_xla_agrees_with_uncompiled(run_train) -> None:
+    off, _ = run_train("off", epochs=1, model={"name": "tabular", "args": {"dropout": 0.0}})
+    on, _ = run_train("on", epochs=1, model={"name": "tabular", "args": {"dropout": 0.0}}, xla="on")
+    assert (off.xla, on.xla) == ("off", "on")
+    assert on.validation["loss"] == pytest.approx(off.validation["loss"], rel=1e-4)
+
+
+class _NoXla(keras.layers.Layer):
+    """Takes a way through strings, which XLA cannot compile."""
+
+    def call(self, x: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.ensure_shape(tf.strings.to_number(tf.strings.as_string(x)), x.shape)
+
+
+def build_no_xla(input_spec: Any, output_spec: Any) -> keras.Model:
+    inputs = {name: keras.Input(spec.shape, name=name, dtype=spec.dtype) for name, spec in input_spec.items()}
+    logits = keras.layers.Dense(output_spec.num_logits, name="logits")(inputs["fare"])
+    return keras.Model(inputs, logits + 0.0 * _NoXla(name="strings")(inputs["fare"]))
+
+
+def build_nothing(input_spec: Any, output_spec: Any) -> int:
+    return 3
+
+
+def test_where_xla_cannot_auto_falls_back_with_the_reason_and_on_refuses(taxi: StepRun, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "epochs": 1, "model": {"name": "tests.components.test_train:build_no_xla"}}
+    inputs = {"examples": taxi.path("examples"), "transform": taxi.path("transform")}
+    result = train(**inputs, model=tmp_path / "auto", config=TrainConfig.model_validate({**settings, "xla": "auto"}))
+    assert result.xla.startswith("off: ")
+    assert "AsString" in result.xla or "StringToNumber" in result.xla
+    off = train(**inputs, model=tmp_path / "off", config=TrainConfig.model_validate({**settings, "xla": "off"}))
+    assert off.validation == result.validation
+    with pytest.raises(ConfigError, match=r"train\.xla is on, but XLA cannot compile this model"):
+        train(**inputs, model=tmp_path / "on", config=TrainConfig.model_validate({**settings, "xla": "on"}))
+
+
+def test_tensorboard_events_lie_beside_the_model_and_change_no_digest(run_train, base_digest: str) -> None:
+    _, path = run_train("events", epochs=1, tensorboard=True)
+    assert list((path / "tensorboard").glob("events.out.tfevents.*"))
+    assert artifacts.read_manifest(path).digest == base_digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"global_batch_size": 100_000}, DataError, "fewer than train.global_batch_size"),
+        ({"early_stopping": {"metric": "macro_f1"}}, ConfigError, "a binary task has no 'macro_f1'"),
+        ({"model": {"name": "tabluar"}}, ConfigError, "Did you mean 'tabular'"),
+        ({"model": {"name": "no_such_package.nets:build"}}, ConfigError, "no module 'no_such_package'"),
+        ({"model": {"name": "models.tabular:biuld"}}, ConfigError, "has no 'biuld'. Did you mean 'build'"),
+        ({"model": {"name": "tabular", "args": {"hiden": 3}}}, ConfigError, "cannot be built with model.args"),
+        (
+            {"model": {"name": "tests.components.test_train:build_nothing"}},
+            ConfigError,
+            "returned int, expected a keras.Model",
+        ),
+        ({"optimizer": {"name": "sgd", "learning_rate": 1e30}}, HeadraceError, "The training loss became"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused_and_nothing_is_left(
+    run_train, tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run_train(**changes)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_damaged_model_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / model_files.FILE).write_bytes(b"no zip")
+    with pytest.raises(ArtifactError, match="Cannot load"):
+        model_files.load_model(tmp_path)
+
+
+def test_predictor_loses_no_example(run_train, taxi: StepRun) -> None:
+    _, path = run_train(epochs=1)
+    preprocessing = Preprocessing.load(taxi.path("transform"))
+    model = model_files.load_model(path)
+    rng = np.random.default_rng(0)
+    features = {
+        name: rng.integers(0, spec.num_categories, (7, *spec.shape))
+        if spec.num_categories
+        else rng.normal(size=(7, *spec.shape)).astype(np.float32)
+        for name, spec in preprocessing.input_spec.items()
+    }
+    whole = model_files.Predictor(model, preprocessing.output_spec, batch_size=7)(features)
+    padded = model_files.Predictor(model, preprocessing.output_spec, batch_size=5)(features)
+    assert padded.shape == (7, 2)
+    np.testing.assert_allclose(padded, whole, atol=1e-6)
+    np.testing.assert_allclose(whole.sum(axis=1), 1, atol=1e-6)
+
+
+def test_built_in_names_resolve() -> None:
+    for name in plugins.MODELS:
+        assert callable(plugins.resolve(name, plugins.MODELS, "model.name"))

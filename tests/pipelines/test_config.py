@@ -1,0 +1,347 @@
+"""Reading a config: sources and their order, every error with its place, the resolved form, the schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.config import SECTIONS, Section, inherited_fields
+from components.errors import ConfigError
+from pipelines import config as config_module
+from pipelines import yaml_text
+from pipelines.config import PipelineConfig, golden_files, json_schema, load_config, resolved, split_arguments
+
+PROJECT = Path(__file__).resolve().parents[2]
+HEAD = """\
+name: tiny
+data: {path: data.csv}
+evaluate:
+  thresholds:
+  - {metric: auc, min: 0.5}
+"""
+
+
+def load(folder: Path, text: str, *overrides: str) -> PipelineConfig:
+    file = folder / "c.yaml"
+    file.write_text(text)
+    return load_config(file, overrides)
+
+
+def problems(folder: Path, text: str, *overrides: str) -> list[str]:
+    """What is wrong, without the folder's name."""
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text, *overrides)
+    assert caught.value.exit_code == 2
+    head, *lines = str(caught.value).replace(f"{folder}/", "").split("\n  ")
+    assert head.startswith("The configuration has ")
+    return lines
+
+
+def failure(folder: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    assert load(tmp_path, HEAD).train.epochs == 10
+    text = HEAD + "train: {epochs: 20}\n"
+    assert load(tmp_path, text).train.epochs == 20
+    assert load(tmp_path, text, "train.epochs=30").train.epochs == 30
+    assert load(tmp_path, text, "train.epochs=30", "train.epochs=40").train.epochs == 40
+
+
+def test_overrides_reach_everywhere(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        HEAD,
+        "name=other",
+        "train.optimizer.learning_rate=1e-2",
+        "evaluate.thresholds.0.min=0.9",
+        "transform.features.fare.op=bucketize",
+        "transform.features.fare.num_buckets=4",
+        "export.formats=[onnx]",
+        "model.args={widths: [8, 4]}",
+        "train.early_stopping.patience=2",
+        "data.label=a=b",
+        "data.path=",
+    )
+    assert config.name == "other"
+    assert config.train.optimizer.learning_rate == 0.01
+    assert config.evaluate.thresholds[0].min == 0.9
+    assert config.evaluate.thresholds[0].metric == "auc"
+    assert config.transform.features["fare"].model_dump() == {"op": "bucketize", "input": None, "num_buckets": 4}
+    assert config.export.formats == ["onnx"]
+    assert config.model.args == {"widths": [8, 4]}
+    assert config.train.early_stopping is not None
+    assert config.train.early_stopping.patience == 2
+    assert config.data.label == "a=b"
+    assert config.data.path is None
+
+
+def test_values_mean_what_yaml_1_2_says(tmp_path: Path) -> None:
+    text = HEAD + "train: {xla: on}\nmodel: {args: {a: 1e-3, b: 010, c: 2024-01-01, d: 1:30, e: no, f: 20_000, g: ~}}\n"
+    config = load(tmp_path, text)
+    assert config.train.xla == "on"
+    expected = {"a": 0.001, "b": 10, "c": "2024-01-01", "d": "1:30", "e": "no", "f": 20000, "g": None}
+    assert config.model.args == expected
+    assert load(tmp_path, resolved(config)).model.args == expected
+
+
+def test_merge_keys_and_empty_sections_are_fine(tmp_path: Path) -> None:
+    features = "transform:\n  features:\n    a: &b {op: bucketize, num_buckets: 3}\n    c: {<<: *b, num_buckets: 5}\n"
+    config = load(tmp_path, HEAD + features + "train:\n  # epochs: 3\n")
+    assert config.transform.features["c"].model_dump()["num_buckets"] == 5
+    assert config.train.epochs == 10
+
+
+WRONG = [
+    ("train:\n  epocs: 3\n", "c.yaml:7: train.epocs: there is no such key. Did you mean 'epochs'?"),
+    ("trian: {}\n", "c.yaml:6: trian: there is no such key. Did you mean 'train'?"),
+    (
+        "train: {learning_rate: 0.1}\n",
+        "c.yaml:6: train.learning_rate: there is no such key. Did you mean 'train.optimizer.learning_rate'?",
+    ),
+    ("train: {zzz: 1}\n", "c.yaml:6: train.zzz: there is no such key. Known: class_weights, early_stopping, epochs, "),
+    ("train: {epochs: 0}\n", "c.yaml:6: train.epochs: expected greater than or equal to 1; received 0"),
+    ("train: {epochs: many}\n", "c.yaml:6: train.epochs: expected a valid integer, "),
+    (
+        "train: {precision: float23}\n",
+        "c.yaml:6: train.precision: 'float23' is none of: float32, mixed_bfloat16, mixed_float16. Did you mean "
+        "'float32'?",
+    ),
+    (
+        "transform:\n  features:\n    fare:\n      op: bucketise\n",
+        "c.yaml:9: transform.features.fare.op: 'bucketise' is none of: normalize, bucketize, vocabulary, hash, text, "
+        "image. Did you mean 'bucketize'?",
+    ),
+    (
+        "transform:\n  features:\n    fare: {op: bucketize, num_bucket: 3}\n",
+        "c.yaml:8: transform.features.fare.num_bucket: there is no such key. Did you mean 'num_buckets'?",
+    ),
+    (
+        "transform:\n  features:\n    text: {op: text, text: 3}\n",
+        "c.yaml:8: transform.features.text.text: there is no such key.",
+    ),
+    (
+        "transform:\n  features:\n    fare: {}\n",
+        "c.yaml:8: transform.features.fare: 'op' is missing, one of: normalize, bucketize, vocabulary, hash, text, "
+        "image",
+    ),
+    (
+        "transform:\n  features:\n    hashed: {op: hash}\n",
+        "c.yaml:8: transform.features.hashed.num_bins: this is required",
+    ),
+    (
+        "transform:\n  features:\n    1: {op: text}\n",
+        "c.yaml:8: transform.features.1: expected a valid string; received 1",
+    ),
+    ("export: {formats: [onnx, tflit]}\n", "c.yaml:6: export.formats.1: 'tflit' is none of: tflite, onnx."),
+    ("push: 3\n", "c.yaml:6: push: expected a section with keys from: destination, keep_versions; received 3"),
+    ("train: {seed: 3}\n", "c.yaml:6: train.seed: this is set at the top of the file: write 'seed:' there"),
+    (
+        "train: {optimizer: {weight_decay: 0.1}}\n",
+        "c.yaml:6: train.optimizer: adam has no weight_decay; use name: adamw",
+    ),
+    ("train: {label_smoothing: .nan}\n", "c.yaml:6: train.label_smoothing: nan is not a finite number"),
+    ("model: {args: {rate: .inf}}\n", "c.yaml:6: model.args.rate: inf is not a finite number"),
+    ("model:\n  name: tabluar\n", "c.yaml:7: model.name: there is no 'tabluar'. Did you mean 'tabular'?"),
+    ("model: {name: 'my.nets:'}\n", "c.yaml:6: model.name: 'my.nets:' is not an import path."),
+    ("train: {epochs: 3}\ntrain: {epochs: 4}\n", "c.yaml:7: train: this key is set on line 6, too"),
+    ("seed: 3\nname: 5\n", "c.yaml:7: name: this key is set on line 1, too"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG)
+def test_each_error_says_where_what_and_what_instead(tmp_path: Path, text: str, expected: str) -> None:
+    lines = problems(tmp_path, HEAD + text)
+    assert lines[0].startswith(expected)
+    assert len(lines) == (2 if "name: 5" in text else 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.epocs=3", "override 'train.epocs=3': train.epocs: there is no such key. Did you mean 'epochs'?"),
+        ("train.epochs=0", "override 'train.epochs=0': train.epochs: expected greater than or equal to 1; received 0"),
+        ("train={epochs: 0}", "override 'train={epochs: 0}': train.epochs: expected greater"),
+        ("train.epochs", "override 'train.epochs': is not section.key=value, as in train.epochs=3"),
+        ("train..epochs=1", "override 'train..epochs=1': is not section.key=value"),
+        ("train.epochs=[1", "override 'train.epochs=[1': its value is not YAML: "),
+        (
+            "evaluate.thresholds.3.min=1",
+            "override 'evaluate.thresholds.3.min=1': evaluate.thresholds is a list without an item '3': "
+            "its items are 0 to 0",
+        ),
+        ("name.x=1", "override 'name.x=1': name is 'tiny', which has no 'x' inside"),
+        ("data.source=csvv", "override 'data.source=csvv': data.source: there is no 'csvv'. Did you mean 'csv'?"),
+    ],
+)
+def test_errors_in_overrides_name_the_override(tmp_path: Path, override: str, expected: str) -> None:
+    (line,) = problems(tmp_path, HEAD, override)
+    assert line.startswith(expected)
+
+
+def test_an_override_of_a_section_hides_the_lines_of_the_file(tmp_path: Path) -> None:
+    (line,) = problems(tmp_path, HEAD + "train: {epochs: 3}\n", "train={epochs: 0}")
+    assert line.startswith("override 'train={epochs: 0}': train.epochs: expected greater")
+
+
+def test_a_missing_section_is_required(tmp_path: Path) -> None:
+    assert problems(tmp_path, "name: x\ndata: {label: 3}\n") == [
+        "c.yaml: evaluate: this is required and not set",
+        "c.yaml:2: data.label: expected a valid string; received 3: write it in quotes",
+    ]
+
+
+def test_every_problem_is_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
+    texts = [text for text, _ in WRONG if text in ("push: 3\n", "trian: {}\n", "export: {formats: [onnx, tflit]}\n")]
+    lines = problems(tmp_path, HEAD + "".join(texts), "x", "verify.num_examples=0")
+    assert [line.split(": ")[0] for line in lines] == [
+        "c.yaml:6",
+        "c.yaml:7",
+        "c.yaml:8",
+        "override 'x'",
+        "override 'verify.num_examples=0'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "c.yaml is empty. It needs at least: name, data, evaluate."),
+        ("# nothing\n", "c.yaml is empty."),
+        ("- a\n- b\n", "c.yaml:1: expected `key: value` lines, received a list."),
+        ("hello\n", "c.yaml:1: expected `key: value` lines, received a single value."),
+        ("name: x\ndata: [1\n", "c.yaml:3: this is not YAML: "),
+        ("name: x\n\tdata: 3\n", "c.yaml:2: this is not YAML: "),
+        ("name: x\n---\nname: y\n", "c.yaml:2: this is not YAML: expected a single document"),
+        ("name: *missing\n", "c.yaml:1: this is not YAML: found undefined alias"),
+        ("name: !!python/object:os.system x\n", "c.yaml:1: this is not YAML: could not determine a constructor"),
+        ("? [a]\n: b\n", "c.yaml:1: this is not YAML: "),
+        ("name: &a {b: *a}\n", "c.yaml:1: this is not YAML: an alias contains itself"),
+        ("name: \x00\n", "c.yaml: this is not YAML: "),
+    ],
+)
+def test_what_is_no_config_at_all(tmp_path: Path, text: str, expected: str) -> None:
+    assert failure(tmp_path, text).startswith(expected)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "taxi.yaml").write_text(HEAD)
+    with pytest.raises(ConfigError, match=re.escape(f"There is no config {tmp_path}/taxy.yaml. Did you mean")):
+        load_config(tmp_path / "taxy.yaml")
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9t\xe9\n")
+    with pytest.raises(ConfigError, match=r"is not text in UTF-8: .* at byte 6"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_arguments_are_a_config_and_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config_module, "_PROJECT", tmp_path / "elsewhere")
+    assert split_arguments(["a.yaml", "seed=3"]) == (Path("a.yaml"), ["seed=3"])
+    Path("a=b.yaml").write_text(HEAD)
+    assert split_arguments(["a=b.yaml"]) == (Path("a=b.yaml"), [])
+    with pytest.raises(ConfigError, match=r"Expected section.key=value after the config, received 'b.yaml'"):
+        split_arguments(["a.yaml", "b.yaml"])
+    with pytest.raises(ConfigError, match=r"No config was given and there is no configs/chicago_taxi.yaml here"):
+        split_arguments(["seed=3"])
+    installed = tmp_path / "elsewhere/configs/chicago_taxi.yaml"
+    installed.parent.mkdir(parents=True)
+    installed.write_text(HEAD)
+    assert split_arguments(["seed=3"]) == (installed, ["seed=3"])
+    Path("configs").mkdir()
+    Path("configs/chicago_taxi.yaml").write_text(HEAD)
+    assert split_arguments([]) == (Path("configs/chicago_taxi.yaml"), [])
+
+
+def test_resolved_has_every_setting_reads_back_and_leaves_out_what_is_inherited(tmp_path: Path) -> None:
+    config = load(tmp_path, HEAD, "transform.features.fare.op=normalize", "train.xla=on", "data.label='1e-3'")
+    text = resolved(config)
+    assert load(tmp_path, text) == config
+    tree = yaml.safe_load(text)
+    assert list(tree)[:4] == ["name", "seed", "data", "validate"]
+    assert tree["train"]["xla"] == "on"
+    assert tree["data"]["label"] == "1e-3"
+    for section, cls in SECTIONS.items():
+        assert not set(inherited_fields(cls)) & set(tree[section])
+        assert set(tree[section]) | set(inherited_fields(cls)) == set(cls.model_fields)
+
+
+def test_inherited_settings_reach_their_steps(tmp_path: Path) -> None:
+    config = load(tmp_path, HEAD, "seed=7", "transform.features.words={op: text, input: body}", "push.destination=d")
+    assert config.step_config("train").seed == 7
+    assert config.step_config("train").model == config.model
+    assert config.step_config("validate").text_features == ["body"]
+    assert config.step_config("evaluate").champion_path == "d/tiny"
+    assert config.step_config("push").name == "tiny"
+    for section, cls in SECTIONS.items():
+        config.step_config(section)
+        for field in inherited_fields(cls):
+            with pytest.raises(ConfigError, match=f"{section}.{field}: this is set at the top"):
+                load(tmp_path, HEAD, f"{section}.{field}=x")
+
+
+def test_yaml_that_is_written_is_quoted_for_both_versions_of_yaml() -> None:
+    texts = ["on", "yes", "1e-3", "010", "~", "", "2024-01-01", "1:30", "true", "é"]
+    assert yaml_text.parse(yaml_text.dump(texts)) == texts
+    assert yaml.safe_load(yaml_text.dump(texts)) == texts
+
+
+CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
+GOLDEN = ["configs/schema.json", *(f"tests/golden/{config.stem}.resolved.yaml" for config in CONFIGS)]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_files_are_up_to_date(name: str) -> None:
+    expected = golden_files(PROJECT)[PROJECT / name]
+    command = "python -m pipelines.config --write-golden"
+    assert (PROJECT / name).is_file(), f"{name} is missing: {command}"
+    assert (PROJECT / name).read_text() == expected, f"{name} is out of date: {command}"
+
+
+def test_golden_folder_has_no_leftovers() -> None:
+    assert {path.name for path in (PROJECT / "tests/golden").glob("*.resolved.yaml")} <= {
+        Path(name).name for name in GOLDEN
+    }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configs_name_their_schema_for_editors(path: Path) -> None:
+    assert "# yaml-language-server: $schema=schema.json\n" in path.read_text()
+
+
+def test_schema_has_every_key_of_a_file_and_none_that_is_inherited(tmp_path: Path) -> None:
+    schema = json_schema()
+    json.dumps(schema)
+    tree = yaml.safe_load(resolved(load(tmp_path, HEAD, "transform.features.a={op: hash, num_bins: 3}")))
+    assert set(schema["properties"]) == set(tree)
+    for section, cls in SECTIONS.items():
+        definition = schema["$defs"][cls.__name__]
+        assert set(definition["properties"]) == set(tree[section])
+        assert definition["additionalProperties"] is False
+        assert definition["description"]
+    assert "enum" in schema["$defs"]["ModelConfig"]["properties"]["name"]["anyOf"][0]
+    assert not list(_marks_of_inheritance(schema))
+
+
+def _marks_of_inheritance(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        if value.get("inherited"):
+            yield value
+        for inner in value.values():
+            yield from _marks_of_inheritance(inner)
+
+
+def test_every_section_is_in_the_tree() -> None:
+    fields = {field.alias or name: field.annotation for name, field in PipelineConfig.model_fields.items()}
+    sections = {name: cls for name, cls in fields.items() if isinstance(cls, type) and issubclass(cls, Section)}
+    assert {name: cls for name, cls in sections.items() if name != "model"} == SECTIONS

@@ -1,0 +1,88 @@
+"""Small SavedModels for the tests of the server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+HALF_PLUS_TWO = Path(__file__).parent / "conformance" / "models" / "saved_model_half_plus_two_2_versions" / "00000123"
+
+
+def copy_half_plus_two(version_path: Path) -> None:
+    """y = x / 2 + 2 as a version directory; saved_model.pb arrives last, as pushers do it."""
+    shutil.copytree(HALF_PLUS_TWO, version_path, ignore=shutil.ignore_patterns("saved_model.pb"))
+    shutil.copy(HALF_PLUS_TWO / "saved_model.pb", version_path)
+
+
+def save_graph(
+    path: Path, inputs: Mapping[str, Any], outputs: Mapping[str, Any], session: Any, signature: str = "serving_default"
+) -> None:
+    """Save TF1 tensors of the session's graph as one signature."""
+    v1 = tf.compat.v1.saved_model
+    definition = v1.build_signature_def(
+        {alias: v1.build_tensor_info(tensor) for alias, tensor in inputs.items()},
+        {alias: v1.build_tensor_info(tensor) for alias, tensor in outputs.items()},
+        "tensorflow/serving/predict",
+    )
+    builder = v1.Builder(str(path))
+    builder.add_meta_graph_and_variables(session, ["serve"], {signature: definition})
+    builder.save()
+
+
+def save_identity(path: Path, dtypes: Mapping[str, str], signature: str = "serving_default") -> None:
+    """A model that gives its inputs back under the same names."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        inputs = {alias: tf.compat.v1.placeholder(dtype) for alias, dtype in dtypes.items()}
+        outputs = {alias: tf.identity(tensor) for alias, tensor in inputs.items()}
+        save_graph(path, inputs, outputs, session, signature)
+
+
+def save_constants(path: Path, outputs: Mapping[str, Mapping[str, Any]]) -> None:
+    """A model that takes a float x and gives fixed tensors: alias -> {dtype, shape, values}."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32)
+        with tf.control_dependencies([tf.identity(x)]):
+            tensors = {
+                alias: tf.identity(tf.reshape(tf.constant(spec["values"], spec["dtype"]), spec["shape"]))
+                for alias, spec in outputs.items()
+            }
+        save_graph(path, {"x": x}, tensors, session)
+
+
+def save_sleeper(path: Path, scale: float) -> None:
+    """y = scale * x, after as many seconds as the largest x (a while loop that looks at the clock)."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, shape=[None])
+        start = tf.timestamp()
+        end = start + tf.cast(tf.reduce_max(x), tf.float64)
+        rounds = tf.while_loop(
+            lambda rounds: tf.timestamp() < end, lambda rounds: rounds + 1, [tf.constant(0)], parallel_iterations=1
+        )
+        with tf.control_dependencies(tf.nest.flatten(rounds)):
+            y = tf.identity(x * scale)
+        save_graph(path, {"x": x}, {"y": y}, session)
+
+
+def save_product(path: Path) -> None:
+    """y = 6 * x, saved by TF2's tf.saved_model.save."""
+    module = tf.Module()
+    spec = tf.TensorSpec(None, tf.float32, name="x")
+    module.call = tf.function(lambda x: {"y": 3.0 * 2.0 * x}, input_signature=[spec])
+    tf.saved_model.save(module, str(path), signatures=module.call)
+
+
+def save_mlp(path: Path) -> None:
+    """A perceptron 32 -> 256 -> 10 with fixed weights, the model of the timings."""
+    generator = np.random.default_rng(0)
+    hidden, output = (tf.constant(generator.normal(size=shape), tf.float32) for shape in ((32, 256), (256, 10)))
+    module = tf.Module()
+    module.call = tf.function(
+        lambda x: {"y": tf.nn.softmax(tf.nn.relu(x @ hidden) @ output)},
+        input_signature=[tf.TensorSpec([None, 32], tf.float32, name="x")],
+    )
+    tf.saved_model.save(module, str(path), signatures=module.call)

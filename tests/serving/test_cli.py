@@ -1,0 +1,221 @@
+"""The commands, in processes of their own: what they import, what they refuse, how they drain."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from serving import request_log
+from serving.client import GrpcClient, main
+from serving.server import ModelServer
+from tests.serving import models
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+HEAVY = "tensorflow keras numpy grpc"
+
+
+@pytest.mark.parametrize(
+    ("statement", "forbidden"),
+    [
+        ("import serving", HEAVY),
+        ("from serving.__main__ import main; main(['--help'], standalone_mode=False)", HEAVY),
+        ("from serving.client import main; main(['predict', '--help'], standalone_mode=False)", HEAVY),
+        ("import serving.server", "tensorflow keras grpc"),
+        ("import serving.request_log", "tensorflow keras grpc"),
+        ("from serving.client import RestClient; RestClient('http://localhost:1')", "tensorflow keras grpc"),
+        ("from serving.client import GrpcClient", "tensorflow keras"),
+    ],
+)
+def test_imports(statement: str, forbidden: str) -> None:
+    script = f"import sys\n{statement}\nprint('LOADED', sorted({{name.split('.')[0] for name in sys.modules}}))"
+    result = run_python("-c", script)
+    assert result.returncode == 0, result.stderr
+    loaded = set(re.findall(r"'(\w+)'", result.stdout.split("LOADED")[1]))
+    assert loaded.isdisjoint(forbidden.split())
+
+
+def imported_by(file: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file.name} has a relative import"
+            names.add(str(node.module).split(".")[0])
+    return names
+
+
+def test_who_imports_whom() -> None:
+    third_party = {"serving", "numpy", "grpc", "google", "httptools", "orjson", "click"}
+    with_tensorflow = set()
+    for file in (ROOT / "serving").glob("*.py"):
+        foreign = imported_by(file) - set(sys.stdlib_module_names) - third_party
+        if foreign:
+            assert foreign <= {"tensorflow", "tensorflow_serving"}, file
+            with_tensorflow.add(file.name)
+    assert with_tensorflow == {"saved_model.py", "protos.py"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        ([], 2, "Missing option '--model_base_path'"),
+        (["--model_base_path=/nowhere"], 1, "base path /nowhere cannot be listed: No such file or directory. It must"),
+        (["--model_base_path=serving"], 1, "serving holds no version to serve, only ['__init__.py', '__main__.py'"),
+        (["--model_base_path=/nowhere", "--port=8500", "--rest_api_port=8500"], 2, "are both 8500"),
+        (["--model_base_path=/nowhere", "--request_log_sampling_rate=1.5"], 2, "1.5 is not in the range 0<=x<=1"),
+    ],
+)
+def test_what_the_server_refuses(arguments: list[str], exit_code: int, message: str) -> None:
+    result = run_python("-m", "serving", *arguments)
+    assert (result.returncode, message in result.stderr) == (exit_code, True), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    models.copy_half_plus_two(tmp_path / "1")
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run_python("-m", "serving", f"--model_base_path={tmp_path}", "--port=0", f"--rest_api_port={port}")
+    assert result.returncode == 1
+    assert f"Error: REST cannot listen on *:{port}: Address already in use" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "serving", "--model_name=m", "--port=0", "--rest_api_port=0", *arguments]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        match = re.fullmatch(r"serving model m versions \[1\] gRPC port (\d+) REST port (\d+)\n", self.line)
+        assert match is not None, self.line + self.process.communicate()[1]
+        self.grpc_port, self.rest_port = int(match[1]), int(match[2])
+
+    def terminate(self) -> None:
+        os.kill(self.process.pid, signal.SIGTERM)
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Path:
+    models.save_sleeper(tmp_path / "sleeper" / "1", scale=2)
+    return tmp_path / "sleeper"
+
+
+def test_sigterm_drains(sleeper: Path, tmp_path: Path) -> None:
+    """What is under way finishes, what outlasts the grace period is cut off, and the exit code is 0."""
+    log = tmp_path / "log"
+    server = Process(f"--model_base_path={sleeper}", f"--request_log_file={log}", "--drain_grace_seconds=3")
+    kept = HTTPConnection("127.0.0.1", server.rest_port, timeout=10)
+    kept.request("GET", "/healthz/ready")
+    assert kept.getresponse().read() == b'{"status": "ready"}'
+    answers: dict[str, object] = {}
+
+    def ask(name: str, seconds: float) -> None:
+        connection = HTTPConnection("127.0.0.1", server.rest_port, timeout=20)
+        try:
+            connection.request("POST", "/v1/models/m:predict", json.dumps({"inputs": [seconds]}))
+            response = connection.getresponse()
+            answers[name] = (response.status, json.loads(response.read()), response.headers["Connection"])
+        except OSError as error:
+            answers[name] = type(error).__name__
+        finally:
+            connection.close()
+
+    def ask_over_grpc() -> None:
+        with GrpcClient(f"127.0.0.1:{server.grpc_port}") as client:
+            answers["grpc"] = client.predict("m", {"x": np.array([1.5], np.float32)})["y"].tolist()
+
+    threads = [
+        threading.Thread(target=ask, args=("rest", 1.5)),
+        threading.Thread(target=ask, args=("endless", 60)),
+        threading.Thread(target=ask_over_grpc),
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    server.terminate()
+    started = time.monotonic()
+    time.sleep(0.3)
+    assert answers == {}, "the requests were to be under way still"
+    kept.request("GET", "/healthz/ready")
+    response = kept.getresponse()
+    assert (response.status, response.read()) == (503, b'{"status": "draining"}')
+    kept.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.rest_port))
+    for thread in threads:
+        thread.join()
+    assert answers.pop("endless") in ("RemoteDisconnected", "ConnectionResetError")
+    assert answers == {"rest": (200, {"outputs": [3.0]}, "close"), "grpc": [3.0]}
+    exit_code, out, err = server.end()
+    assert 2.5 < time.monotonic() - started < 8
+    assert (exit_code, out) == (0, ""), err
+    assert "Traceback" not in err
+    assert [inputs["x"].tolist() for inputs in request_log.read(log)] == [[1.5], [1.5]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    path = tmp_path_factory.mktemp("served")
+    models.copy_half_plus_two(path / "1")
+    with ModelServer("m", path) as running:
+        yield running
+
+
+@pytest.mark.parametrize("scheme", ["rest", "grpc"])
+def test_predict_command(server: ModelServer, scheme: str) -> None:
+    url = f"http://127.0.0.1:{server.rest_port}" if scheme == "rest" else f"127.0.0.1:{server.grpc_port}"
+
+    def predict(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["predict", "--url", url, "--model", "m", *arguments])
+        return result.exit_code, result.output
+
+    assert predict("--json", '{"instances": [1, NaN]}') == (0, '{\n    "predictions": [2.5, NaN\n    ]\n}\n')
+    assert predict("--version", "1", "--json", '{"inputs": {"x": 2}}') == (0, '{\n    "outputs": 3.0\n}\n')
+    by_name = predict("--signature", "regress_x2_to_y3", "--json", '{"instances": [2]}')
+    assert by_name == (0, '{\n    "predictions": [4.0\n    ]\n}\n')
+    for arguments, message in [
+        (["--json", "{"], "Error: INVALID_ARGUMENT: JSON Parse error"),
+        (["--json", '{"instances": ["a"]}'], "is not of expected type: float"),
+        (["--json", '{"inputs": 1}', "--version", "7"], "NOT_FOUND: Servable not found for request: Specific(m, 7)"),
+        (["--json", '{"inputs": 1}', "--signature", "no"], "model m has no signature 'no', only ['classify_x"),
+    ]:
+        exit_code, output = predict(*arguments)
+        assert exit_code == 1
+        assert message in output
+
+
+def test_predict_command_without_a_server() -> None:
+    result = CliRunner().invoke(main, ["predict", "--url", "http://127.0.0.1:1", "--model", "m", "--json", "{}"])
+    assert result.exit_code == 1
+    assert "UNAVAILABLE: http://127.0.0.1:1 cannot be reached" in result.output

@@ -1,0 +1,288 @@
+"""The HTTP server over raw sockets, with handlers of our own and no model."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from serving.http_server import HttpServer
+from serving.rest_api import Request, Response
+
+
+@contextmanager
+def serve(handler: Callable[[Request], Response], timeout_seconds: float | None = 5.0) -> Iterator[HttpServer]:
+    server = HttpServer(handler, "127.0.0.1", 0, timeout_seconds)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(grace_seconds=1)
+
+
+def echo(request: Request) -> Response:
+    return Response(200, f"{request.method} {request.target} ".encode() + request.body, "text/plain")
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serve(echo) as server:
+        yield server.port
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def read_until_closed(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65_536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def talk(port: int, data: bytes) -> bytes:
+    """Send, half-close, and read what comes until the server closes."""
+    with connect(port) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return read_until_closed(connection)
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def bodies(answer: bytes) -> list[bytes]:
+    found = []
+    while answer:
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        found.append(rest[:length])
+        answer = rest[length:]
+    return found
+
+
+def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+    requests = [post(f"/{index}", b"x" * index) for index in range(100)]
+    answer = talk(port, b"".join(requests))
+    assert bodies(answer) == [b"POST /%d " % index + b"x" * index for index in range(100)]
+
+
+def test_slow_request_holds_back_the_quick_one_behind_it() -> None:
+    def handler(request: Request) -> Response:
+        if request.method == "POST":
+            time.sleep(0.2)
+        return echo(request)
+
+    with serve(handler) as server:
+        answer = talk(server.port, post("/slow", b"") + b"GET /quick HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert bodies(answer) == [b"POST /slow ", b"GET /quick "]
+
+
+def test_connection_is_kept_until_the_client_asks_to_close(port: int) -> None:
+    with connect(port) as connection:
+        for _ in range(3):
+            connection.sendall(post("/a", b""))
+            assert b"connection" not in connection.recv(65_536).lower()
+        connection.sendall(post("/a", b"", "Connection: close"))
+        assert b"Connection: close" in read_until_closed(connection)
+
+
+def test_http_1_0_closes_unless_asked(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert b"Connection: keep-alive" in connection.recv(65_536)
+        connection.sendall(b"GET /a HTTP/1.0\r\n\r\n")
+        assert b"Connection: close" in read_until_closed(connection)
+
+
+def test_chunked_body_in_dribbles(port: int) -> None:
+    head = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    request = head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    with connect(port) as connection:
+        for start in range(len(request)):
+            connection.sendall(request[start : start + 1])
+        assert bodies(read_until_closed(connection)) == [b"POST /a abcde"]
+
+
+def test_head_has_no_body(port: int) -> None:
+    answer = talk(port, b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"Content-Length: 8" in answer
+
+
+def test_expect_100_continue(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"ok")
+        assert connection.recv(65_536).endswith(b"POST /a ok")
+
+
+def test_upgrade_request_is_answered_in_http_1_1(port: int) -> None:
+    request = post("/a", b"body", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    with connect(port) as connection:
+        for part in (request[:-2], request[-2:] + post("/b", b"")):
+            connection.sendall(part)
+            time.sleep(0.05)
+        connection.shutdown(socket.SHUT_WR)
+        assert bodies(read_until_closed(connection)) == [b"POST /a body", b"POST /b "]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /a HTTP/1.1\r\nbad header\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /a HTTP/1.1\r\nCookie: " + b"x" * 200_000,
+    ],
+)
+def test_malformed_http_gets_400_and_leaves_the_server_up(port: int, garbage: bytes) -> None:
+    with connect(port) as connection:
+        connection.sendall(garbage)
+        assert read_until_closed(connection).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert bodies(talk(port, post("/still-here", b""))) == [b"POST /still-here "]
+
+
+def test_good_request_before_garbage_is_answered(port: int) -> None:
+    answer = talk(port, post("/a", b"1") + b"garbage\r\n\r\n")
+    assert bodies(answer) == [b"POST /a 1", b""]
+    assert b"400 Bad Request" in answer
+
+
+def test_client_that_leaves_early_does_no_harm() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def handler(request: Request) -> Response:
+        if request.target == "/wait":
+            started.set()
+            release.wait(5)
+        return echo(request)
+
+    with serve(handler) as server:
+        connection = connect(server.port)
+        connection.sendall(post("/wait", b""))
+        assert started.wait(5)
+        connection.close()
+        release.set()
+        assert bodies(talk(server.port, post("/a", b""))) == [b"POST /a "]
+
+
+def test_timeout_is_504_and_the_connection_goes_on() -> None:
+    release = threading.Event()
+
+    def handler(request: Request) -> Response:
+        if request.target == "/wait":
+            release.wait(5)
+        return echo(request)
+
+    with serve(handler, timeout_seconds=0.1) as server, connect(server.port) as connection:
+        connection.sendall(post("/wait", b""))
+        answer = connection.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 504 Gateway Timeout\r\n")
+        assert b'"error": "Timed out' in answer
+        release.set()
+        connection.sendall(post("/next", b""))
+        assert connection.recv(65_536).endswith(b"POST /next ")
+
+
+def test_without_timeout_a_slow_request_is_waited_for() -> None:
+    def handler(request: Request) -> Response:
+        time.sleep(0.3)
+        return echo(request)
+
+    with serve(handler, timeout_seconds=None) as server:
+        assert bodies(talk(server.port, post("/a", b""))) == [b"POST /a "]
+
+
+def test_quick_requests_run_on_the_loop_and_slow_ones_on_workers() -> None:
+    threads = []
+
+    def handler(request: Request) -> Response:
+        threads.append(threading.current_thread().name)
+        time.sleep(0.02 if request.target == "/slow" else 0)
+        return Response(200)
+
+    with serve(handler) as server, connect(server.port) as connection:
+
+        def ask(target: str) -> None:
+            connection.sendall(post(target, b""))
+            connection.recv(65_536)
+
+        ask("/quick")
+        assert threads[-1].startswith("rest_")  # nothing is known yet
+        for _ in range(300):
+            ask("/quick")
+            if threads[-1] == "rest-loop":
+                break
+        assert threads[-1] == "rest-loop"
+        ask("/slow")
+        ask("/quick")
+        assert threads[-1].startswith("rest_")
+
+
+def test_health_is_answered_while_all_workers_are_busy() -> None:
+    release = threading.Event()
+
+    def handler(request: Request) -> Response:
+        if request.method == "POST":
+            release.wait(5)
+        return echo(request)
+
+    with serve(handler) as server:
+        busy = [connect(server.port) for _ in range(64)]
+        for connection in busy:
+            connection.sendall(post("/wait", b""))
+        assert bodies(talk(server.port, b"GET /health HTTP/1.1\r\n\r\n")) == [b"GET /health "]
+        release.set()
+        for connection in busy:
+            connection.close()
+
+
+def test_drain_finishes_requests_refuses_connections_and_closes_idle_ones() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def handler(request: Request) -> Response:
+        if request.method == "POST":
+            started.set()
+            release.wait(5)
+        return echo(request)
+
+    with serve(handler) as server, connect(server.port) as idle, connect(server.port) as busy:
+        idle.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+        idle.recv(65_536)
+        busy.sendall(post("/work", b""))
+        assert started.wait(5)
+        stopping = threading.Thread(target=server.stop, args=(5,))
+        stopping.start()
+        refused = False
+        for _ in range(100):
+            try:
+                connect(server.port).close()
+            except ConnectionRefusedError:
+                refused = True
+                break
+            time.sleep(0.01)
+        assert refused
+        idle.sendall(b"GET /ready HTTP/1.1\r\n\r\n")  # a kept connection still learns that it is time to go
+        assert b"Connection: close" in read_until_closed(idle)
+        release.set()
+        answer = read_until_closed(busy)
+        assert bodies(answer) == [b"POST /work "]
+        assert b"Connection: close" in answer
+        stopping.join(5)
+        assert not stopping.is_alive()
+        server.stop = lambda grace_seconds: None  # type: ignore[method-assign]
+
+
+def test_port_in_use_says_so(port: int) -> None:
+    with pytest.raises(OSError, match=rf"REST cannot listen on 127.0.0.1:{port}: Address already in use"):
+        HttpServer(echo, "127.0.0.1", port, None)

@@ -1,0 +1,270 @@
+"""Versions come and go while requests run; with fake models, so without TensorFlow."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.errors import Code, ServingError
+from serving.manager import ModelManager
+from serving.served_model import ModelConfig, ServedModel, State
+from serving.versions import find_versions, latest, specific
+
+
+class FakeModel:
+    """A model whose file says what it is; it notes when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.content = (path / "saved_model.pb").read_text()
+        if self.content.startswith("broken"):
+            raise ServingError(Code.INVALID_ARGUMENT, f"cannot load: {self.content}")
+        if self.content == "crash":
+            raise RuntimeError("boom")
+        self.signatures: dict[str, Any] = {}
+        self.is_closed = False
+
+    def run(self, signature_name: str, inputs: Any, outputs: Any = ()) -> Any:
+        assert not self.is_closed, "a request reached a model that was unloaded"
+        return {"content": self.content}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def push(base_path: Path, version: int | str, content: str = "good") -> Path:
+    path = base_path / str(version)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "saved_model.pb").write_text(content)
+    return path
+
+
+@pytest.fixture
+def base_path(tmp_path: Path) -> Path:
+    push(tmp_path, 1)
+    return tmp_path
+
+
+@pytest.fixture
+def model(base_path: Path) -> Iterator[ServedModel]:
+    served = ServedModel(ModelConfig("m", base_path, latest(1), {}), FakeModel)
+    served.refresh()
+    yield served
+    served.close()
+
+
+def states(model: ServedModel) -> dict[int, str]:
+    return {version.number: version.state.name for version in model.statuses()}
+
+
+def test_find_versions_takes_only_complete_numeric_directories(tmp_path: Path) -> None:
+    push(tmp_path, 7)
+    push(tmp_path, "00000012")
+    push(tmp_path, "latest")
+    push(tmp_path, "-3")
+    push(tmp_path, "²")
+    (tmp_path / "8").mkdir()
+    (tmp_path / "9").write_text("a file")
+    assert set(find_versions(tmp_path)) == {7, 12}
+
+
+def test_policies() -> None:
+    assert latest(2)([3, 1, 2]) == {2, 3}
+    assert specific(1, 5)([1, 2, 3]) == {1}
+
+
+def test_new_version_is_loaded_before_the_old_one_goes(base_path: Path, model: ServedModel) -> None:
+    push(base_path, 2)
+    seen = []
+    original = model._load
+
+    def load(path: Path) -> Any:
+        with model.lease(None) as version:
+            seen.append((version.number, states(model)))
+        return original(path)
+
+    model._load = load
+    model.refresh()
+    assert seen == [(1, {2: "LOADING", 1: "AVAILABLE"})]
+    assert states(model) == {2: "AVAILABLE", 1: "END"}
+    with model.lease(None) as version:
+        assert version.number == 2
+
+
+def test_request_in_flight_finishes_on_the_old_version(base_path: Path, model: ServedModel) -> None:
+    with model.lease(None) as first, model.lease(1) as second:
+        assert first is second
+        held = first.loaded
+        push(base_path, 2)
+        model.refresh()
+        assert states(model) == {2: "AVAILABLE", 1: "UNLOADING"}
+        assert first.loaded.run("serving_default", {}) == {"content": "good"}
+        with pytest.raises(ServingError, match=r"Servable not found for request: Specific\(m, 1\)"), model.lease(1):
+            pass
+    assert held.is_closed  # type: ignore[attr-defined]
+    assert states(model) == {2: "AVAILABLE", 1: "END"}
+
+
+def test_unloading_waits_for_the_last_of_many_requests(base_path: Path, model: ServedModel) -> None:
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def request() -> None:
+        while not stop.is_set():
+            try:
+                with model.lease(None) as version:
+                    time.sleep(0.001)
+                    version.loaded.run("serving_default", {})
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=request) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for number in range(2, 30):
+        push(base_path, number)
+        model.refresh()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert states(model) == {29: "AVAILABLE"} | dict.fromkeys(range(1, 29), "END")
+
+
+def test_broken_version_leaves_the_old_one_serving(
+    base_path: Path, model: ServedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    push(base_path, 2, "broken file")
+    model.refresh()
+    assert states(model) == {2: "END", 1: "AVAILABLE"}
+    assert "version 2 does not load: INVALID_ARGUMENT: cannot load: broken file" in caplog.text
+    error = model.statuses()[0].error
+    assert error is not None
+    assert error.code is Code.INVALID_ARGUMENT
+    caplog.clear()
+    model.refresh()
+    assert caplog.text == "", "an unchanged broken version must not be loaded again at each look"
+
+
+def test_unexpected_exception_while_loading_is_an_error_of_the_version(base_path: Path, model: ServedModel) -> None:
+    push(base_path, 2, "crash")
+    model.refresh()
+    error = model.statuses()[0].error
+    assert error is not None
+    assert str(error) == "INTERNAL: RuntimeError: boom"
+    assert states(model) == {2: "END", 1: "AVAILABLE"}
+
+
+def test_broken_version_is_tried_again_when_it_is_mended(base_path: Path, model: ServedModel) -> None:
+    path = push(base_path, 2, "broken")
+    model.refresh()
+    (path / "saved_model.pb").write_text("mended")
+    model.refresh()
+    assert states(model) == {2: "AVAILABLE", 1: "END"}
+    assert model.statuses()[0].error is None
+
+
+def test_half_copied_version_is_not_there_yet(
+    base_path: Path, model: ServedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    (base_path / "2" / "variables").mkdir(parents=True)
+    model.refresh()
+    assert states(model) == {1: "AVAILABLE"}
+    assert caplog.text == ""
+    push(base_path, 2)
+    model.refresh()
+    assert states(model) == {2: "AVAILABLE", 1: "END"}
+
+
+def test_removing_the_newest_rolls_back(base_path: Path, model: ServedModel) -> None:
+    path = push(base_path, 2)
+    model.refresh()
+    (path / "saved_model.pb").unlink()
+    model.refresh()
+    assert states(model) == {2: "END", 1: "AVAILABLE"}
+
+
+def test_base_path_that_disappears_is_reported_once_and_serving_goes_on(
+    base_path: Path, model: ServedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    moved = base_path.rename(base_path.with_name("moved"))
+    model.refresh()
+    model.refresh()
+    assert caplog.text.count("serving goes on as it was") == 1
+    assert states(model) == {1: "AVAILABLE"}
+    moved.rename(base_path)
+    push(base_path, 2)
+    model.refresh()
+    assert states(model) == {2: "AVAILABLE", 1: "END"}
+
+
+def test_poller_finds_new_versions_and_survives_surprises(base_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def policy(versions: Any) -> set[int]:
+        if 99 in versions:
+            raise RuntimeError("surprise")
+        return latest(1)(versions)
+
+    manager = ModelManager([ModelConfig("m", base_path, policy, {})], FakeModel, poll_wait_seconds=0.01)
+    manager.start()
+    surprise = push(base_path, 99)
+    wait_for(lambda: "looking for new versions failed" in caplog.text)
+    (surprise / "saved_model.pb").unlink()
+    push(base_path, 3)
+    wait_for(lambda: states(manager.models["m"]) == {3: "AVAILABLE", 1: "END"})
+    manager.stop()
+    assert states(manager.models["m"]) == {3: "END", 1: "END"}
+
+
+def wait_for(condition: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "holds no version to serve, only"),
+        ("broken", "could be loaded: version 1: INVALID_ARGUMENT: cannot load"),
+    ],
+)
+def test_start_needs_a_version(tmp_path: Path, content: str | None, message: str) -> None:
+    (tmp_path / "README").write_text("x")
+    if content:
+        push(tmp_path, 1, content)
+    manager = ModelManager([ModelConfig("m", tmp_path, latest(1), {})], FakeModel, poll_wait_seconds=1)
+    with pytest.raises(ServingError, match=message):
+        manager.start()
+
+
+def test_lookup_errors(base_path: Path) -> None:
+    manager = ModelManager([ModelConfig("m", base_path, latest(1), {"stable": 1, "gone": 5})], FakeModel, 1)
+    manager.start()
+    with manager.lease("m", None, "stable") as version:
+        assert (version.number, version.state) == (1, State.AVAILABLE)
+    for name, number, label, code, message in [
+        ("", None, None, Code.INVALID_ARGUMENT, "no name"),
+        ("x", None, None, Code.NOT_FOUND, "Servable not found for request: Latest(x)"),
+        ("m", 4, None, Code.NOT_FOUND, "Servable not found for request: Specific(m, 4)"),
+        ("m", None, "gone", Code.NOT_FOUND, "Servable not found for request: Specific(m, 5)"),
+        ("m", None, "new", Code.INVALID_ARGUMENT, "Unrecognized servable version label: new"),
+    ]:
+        with pytest.raises(ServingError) as raised, manager.lease(name, number, label):
+            pass
+        assert raised.value.code is code
+        assert message in raised.value.message
+    with pytest.raises(ServingError, match="Could not find version 9 of model m"):
+        manager.statuses("m", 9)
+    manager.stop()
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
