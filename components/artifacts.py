@@ -158,7 +158,7 @@ def make_fingerprint_parts(*, step: str, inputs: Mapping[str, Path], config: Bas
     return {
         "inputs": {name: read_manifest(path).digest for name, path in sorted(inputs.items())},
         "config": settings,
-        "source": source_digests(_modules_of(step, settings)),
+        "source": source_digests(step_modules(step, settings)),
         "versions": {package: importlib.metadata.version(package) for package in _VERSIONED},
         "outside": external.state(step, config, inputs),
     }
@@ -192,7 +192,8 @@ def source_digests(modules: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _modules_of(step: str, settings: Mapping[str, Any]) -> list[str]:
+def step_modules(step: str, settings: Mapping[str, Any]) -> list[str]:
+    """The modules whose source a step runs: its own, and the one that its config names."""
     modules = [f"components.{step}"]
     if step == "ingest":
         modules.append(plugins.target(settings["source"], plugins.SOURCES, "data.source"))

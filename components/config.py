@@ -6,7 +6,7 @@ needs it; writing it into a section is an error.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -146,7 +146,7 @@ class Image(Section):
     std: list[Annotated[float, Field(gt=0)]] = [1.0]
 
 
-Op = Annotated[Union[Normalize, Bucketize, Vocabulary, Hash, Text, Image], Field(discriminator="op")]
+Op = Annotated[Normalize | Bucketize | Vocabulary | Hash | Text | Image, Field(discriminator="op")]
 
 
 class TransformConfig(Section):
@@ -154,7 +154,7 @@ class TransformConfig(Section):
 
     features: dict[str, Op] = Field(
         {},
-        description="Output name -> operation. Empty: numbers are normalised, strings looked up, images scaled, texts become ids.",
+        description="Output name -> operation. Empty: numbers are normalised, strings looked up, images scaled.",
     )
 
 
@@ -285,9 +285,10 @@ class VerifyConfig(Section):
     )
     min_top1_agreement: Fraction = Field(
         0.999,
-        description="float32 forms and the server: share of examples with the same answer; compressed forms keep the limit of `compress`.",
+        description="float32 forms and the server: share of examples with the same answer. `compress` has its own.",
     )
-    num_server_examples: Count = Field(64, description="Examples sent through gRPC and REST.")
+    num_server_examples: Count = Field(256, description="Examples sent through gRPC and REST.")
+    seed: int = inherited(0)
 
 
 class PushConfig(Section):
@@ -309,7 +310,9 @@ class MonitorConfig(Section):
     )
     max_linf: Fraction = Field(0.2, description="Categories: largest L-infinity distance.")
     max_jensen_shannon: Fraction = Field(0.2, description="Numbers: largest Jensen-Shannon divergence (base 2).")
-    min_requests: Count = Field(20, description="Fewer examples than this are reported as too few to judge.")
+    min_examples: Count = Field(
+        100, description="Fewest served examples to judge by; with fewer the status is too_few."
+    )
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -30,7 +30,8 @@ class EvaluateResult:
 
     Attributes:
         metrics: Split -> metric -> value; None where a metric is not defined.
-        slices: The test split by the values of a feature: `feature, value, num_examples, metrics`.
+        slices: The test split by the values of a feature: `feature, value, num_examples, metrics`; the worst by
+            `primary_metric` first.
         baseline: The test split's metrics of always answering with the train split's class shares.
         champion: The newest other pushed version, its test metrics; None if there is none.
         blessed: Whether every check passed.
@@ -91,7 +92,8 @@ class _Evaluation:
         by_split = {split: metrics.compute(self.task, self.labels[split], self.answers[split]) for split in SPLITS}
         num_classes = max(len(self.preprocessing.classes), 1)
         baseline = metrics.baseline(self.task, self.labels["train"], self.labels["test"], num_classes)
-        slices = list(self._slices())
+        primary = self.config.thresholds[0].metric
+        slices = sorted(self._slices(), key=lambda piece: _worst_first(primary, piece["metrics"][primary]))
         champion = self._champion()
         reasons = [
             line
@@ -106,7 +108,7 @@ class _Evaluation:
             champion=champion,
             blessed=all(reason.startswith("passed") for reason in reasons),
             reasons=reasons,
-            primary_metric=self.config.thresholds[0].metric,
+            primary_metric=primary,
         )
 
     def _slices(self) -> Iterator[dict[str, Any]]:
@@ -202,6 +204,10 @@ def _check_bounds(where: str, threshold: Threshold, value: float, baseline: floa
             f"{_verdict(margin >= threshold.above_baseline)}: {where} {metric} {value:.4f}, baseline {baseline:.4f}, "
             f"margin {margin:.4f}, at least {threshold.above_baseline}"
         )
+
+
+def _worst_first(metric: str, value: float) -> float:
+    return math.inf if math.isnan(value) else metrics.improvement(metric, value, 0.0)
 
 
 def _verdict(passed: bool) -> str:

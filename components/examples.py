@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from components.errors import DataError
+from models.spec import Task
 
 FEATURES_FILE = "features.json"
 SPLITS = ("train", "validation", "test")
@@ -55,7 +56,7 @@ class ExamplesInfo:
 
     features: dict[str, Feature]
     label: str
-    task: str
+    task: Task
     classes: tuple[str, ...] | None
     num_examples: dict[str, int]
 

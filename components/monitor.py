@@ -95,9 +95,9 @@ def monitor(*, statistics: Path, proof: Path, pushed: Path, monitoring: Path, co
         train = {name: seen for name, seen in load_statistics(statistics)["train"].items() if name != label}
         served, num_requests, num_examples = _served_statistics(log, train)
         features = sorted(_compare(train, served, config), key=lambda skew: (-skew.distance, skew.feature))
-        skewed = [skew for skew in features if skew.is_skewed] if num_examples >= config.min_requests else []
+        skewed = [skew for skew in features if skew.is_skewed] if num_examples >= config.min_examples else []
         status: Literal["ok", "skew", "too_few"] = "skew" if skewed else "ok"
-        if num_examples < config.min_requests:
+        if num_examples < config.min_examples:
             status = "too_few"
         result = MonitorResult(status, num_requests, num_examples, skewed)
         found = {**dataclasses.asdict(result), "features": [dataclasses.asdict(skew) for skew in features]}
@@ -170,7 +170,7 @@ def _report(result: MonitorResult, features: Iterable[Skew], config: MonitorConf
     verdicts = {
         "ok": "no feature is skewed.",
         "skew": f"skewed: {', '.join(skew.feature for skew in result.skewed)}.",
-        "too_few": f"too few examples to judge: at least {config.min_requests} are needed.",
+        "too_few": f"too few examples to judge: at least {config.min_examples} are needed.",
     }
     lines = [
         "# Served features against the train split",

@@ -89,7 +89,10 @@ class _Parity:
         self.config, self.exported = config, exported
         self.output = formats.output_name(preprocessing.output_spec)
         test = read_arrays(examples, "test")
-        chosen = {name: test[name][: config.num_examples] for name in preprocessing.raw_inputs}
+        # Rows in the order of the source are alike where it is sorted; a sample is not.
+        num_examples = len(test[preprocessing.info.label])
+        self.rows = np.random.default_rng(config.seed).permutation(num_examples)[: config.num_examples]
+        chosen = {name: test[name][self.rows] for name in preprocessing.raw_inputs}
         transformed = preprocessing.transform_in_batches(chosen)
         self.feeds: dict[str, Arrays] = {"raw": chosen, "transformed": transformed}
         network = model_files.load_model(model)
@@ -108,7 +111,8 @@ class _Parity:
         """Compare the signature that takes serialized tf.Example."""
         signature = tf.saved_model.load(str(self.exported / "saved_model")).signatures["serve_examples"]
         records = tf.data.TFRecordDataset([str(file) for file in shard_files(examples, "test")])
-        serialized = next(iter(records.batch(len(self.reference))))
+        serialized = tf.constant(list(records.as_numpy_iterator()))
+        serialized = tf.gather(serialized, self.rows)
         return {
             "format": "saved_model: tf.Example",
             **self._compare(signature(examples=serialized)[self.output].numpy()),
@@ -121,12 +125,14 @@ class _Parity:
         feed = {name: values[:count] for name, values in self.feeds["raw"].items()}
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "1").symlink_to((self.exported / "saved_model").resolve())
-            with ModelServer(_SERVED_NAME, Path(directory), request_log_file=request_log) as server:
-                clients = {
-                    "grpc": GrpcClient(f"127.0.0.1:{server.grpc_port}"),
-                    "rest": RestClient(f"http://127.0.0.1:{server.rest_port}"),
+            with (
+                ModelServer(_SERVED_NAME, Path(directory), request_log_file=request_log) as server,
+                GrpcClient(f"127.0.0.1:{server.grpc_port}") as grpc,
+                RestClient(f"http://127.0.0.1:{server.rest_port}") as rest,
+            ):
+                return {
+                    name: self._compare(self._ask(client, feed)) for name, client in (("grpc", grpc), ("rest", rest))
                 }
-                return {name: self._compare(self._ask(client, feed)) for name, client in clients.items()}
 
     def write_example_request(self, file: Path) -> None:
         """A REST predict request of one held-out example, to try the server with."""

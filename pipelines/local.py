@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 STEP_NAMES = click.Choice([step.name for step in STEPS])
 NOT_BLESSED = 3
 SUMMARY = "summary.json"
+LOG = "log.txt"
 LOG_WIDTH = 140
 
 
@@ -103,7 +104,7 @@ def run(
     forced = _forced(chosen, from_step, force)
     run_dir = Path(runs_dir) / config.name
     view = View(console or _console(), [step.name for step in chosen])
-    with _only_run_in(run_dir):
+    with only_run_in(run_dir):
         return _Run(config, run_dir, view, explain).through(chosen, forced)
 
 
@@ -123,6 +124,7 @@ class _Run:
     def through(self, steps: Sequence[Step], forced: Mapping[str, str]) -> RunResult:
         """Run, reuse or skip each step, and write the summary whatever happens."""
         (self.run_dir / SUMMARY).unlink(missing_ok=True)
+        (self.run_dir / LOG).unlink(missing_ok=True)
         write_config(self.config, self.run_dir)
         try:
             for step in steps:
@@ -161,7 +163,7 @@ class _Run:
         if decision.manifest is not None:
             return "reused", decision.manifest.result, decision.reasons
         paths = {name: self.run_dir / name for name in (*step.inputs, step.output)}
-        with self.view.running(step.name):
+        with self.view.running(step.name), _noise_kept_in(self.run_dir / LOG):
             step.load()(**paths, config=self.config.step_config(step.section))
         return "done", artifacts.read_manifest(self.run_dir / step.output).result, decision.reasons
 
@@ -195,7 +197,7 @@ def _position(steps: Sequence[Step], name: str, option: str) -> int:
 
 
 @contextlib.contextmanager
-def _only_run_in(run_dir: Path) -> Iterator[None]:
+def only_run_in(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, so that two runs never write the same artifacts; it goes with the process."""
     from components.errors import HeadraceError
 
@@ -218,6 +220,21 @@ def _only_run_in(run_dir: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
+
+
+@contextlib.contextmanager
+def _noise_kept_in(file: Path) -> Iterator[None]:
+    """Send what libraries write to standard error, from C++ too, to a file: it would drown what the user should read."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with file.open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def write_config(config: PipelineConfig, run_dir: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ NUM_WORST_SLICES = 2
 SPLITS = ("train", "validation", "test")
 GRPC_PORT = 8500
 REST_PORT = 8501
-_LARGER_IS_WORSE = ("loss", "mse", "mae", "rmse", "error", "log_loss", "brier", "ece")
 
 
 def print_summary(result: RunResult, config: PipelineConfig, console: Console) -> None:
@@ -73,14 +74,13 @@ def worst_slices(values: Mapping[str, Any], min_examples: int) -> list[Mapping[s
     """The slices in which the primary metric is worst, the worst first.
 
     Args:
-        values: The result of `evaluate`.
+        values: The result of `evaluate`, which lists the worst slices first.
         min_examples: Smaller slices say little; they count only if all are smaller.
     """
     metric = values.get("primary_metric")
     judged = [each for each in values.get("slices", ()) if each["metrics"].get(metric) is not None]
     judged = [each for each in judged if each["num_examples"] >= min_examples] or judged
-    falling = metric in _LARGER_IS_WORSE
-    return sorted(judged, key=lambda each: each["metrics"][metric], reverse=falling)[:NUM_WORST_SLICES]
+    return judged[:NUM_WORST_SLICES]
 
 
 def _slice_title(values: Mapping[str, Any]) -> str:
@@ -156,7 +156,16 @@ def _places(result: RunResult, config: PipelineConfig) -> Iterator[str]:
 def serve_command(name: str, base_path: Path) -> str:
     """The command that serves a pushed model."""
     ports = f"--port={GRPC_PORT} --rest_api_port={REST_PORT}"
-    return f"python -m serving --model_name={name} --model_base_path={base_path} {ports}"
+    return f"{_python()} -m serving --model_name={name} --model_base_path={base_path} {ports}"
+
+
+def _python() -> str:
+    """This interpreter, as one types it from here."""
+    interpreter = Path(sys.executable)
+    if shutil.which("python") == str(interpreter):
+        return "python"
+    near = interpreter.is_relative_to(Path.cwd())
+    return str(interpreter.relative_to(Path.cwd()) if near else interpreter)
 
 
 def curl_command(name: str, run_dir: Path) -> str:

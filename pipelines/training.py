@@ -100,7 +100,7 @@ def run_local(
     """
     root = (runs_dir / config.name / "kfp").absolute()
     _refuse_python3_in_paths(root, config, data_path)
-    with runs._only_run_in(root), _scratch(root) as pipeline_root:
+    with runs.only_run_in(root), _scratch(root) as pipeline_root:
         log = _Log(root / "log.txt", View(console or Console(file=sys.stdout), [step.name for step in STEPS]))
         with contextlib.closing(log), contextlib.redirect_stdout(log):
             failed_step = _run_pipeline(build_pipeline(config, image=_LOCAL_IMAGE), pipeline_root, data_path)
@@ -132,7 +132,7 @@ def read_failure(log_file: Path, step: str) -> HeadraceError:
 
 def _constants(step: Step, config: PipelineConfig) -> dict[str, str]:
     settings = config.step_config(step.section)
-    modules = artifacts.source_digests(artifacts._modules_of(step.name, settings.model_dump(mode="json")))
+    modules = artifacts.source_digests(artifacts.step_modules(step.name, settings.model_dump(mode="json")))
     return {"config": settings.model_dump_json(indent=1), "code_digest": artifacts.digest_of(modules)}
 
 

@@ -51,7 +51,9 @@ class View:
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
         )
-        with Progress(*columns, console=self._console, transient=True, refresh_per_second=5) as bar:
+        with Progress(
+            *columns, console=self._console, transient=True, refresh_per_second=5, redirect_stderr=False
+        ) as bar:
             task = bar.add_task("")
             with progress.shown_by(lambda message: bar.update(task, description=message)):
                 yield

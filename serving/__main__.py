@@ -68,6 +68,8 @@ def main(
     """
     if port == rest_api_port != 0:
         raise click.UsageError(f"--port and --rest_api_port are both {port}; gRPC and REST need a port each")
+    if not model_name:
+        raise click.UsageError("--model_name is empty; requests need a name to call the model by")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stopping = threading.Event()

@@ -65,11 +65,11 @@ def number_of(array: np.ndarray) -> int:
     Raises:
         TypeError: TensorFlow has no such type.
     """
-    if array.dtype.kind in "OSU":
+    number = _NUMBERS.get(array.dtype) or _NUMBERS.get(array.dtype.newbyteorder("="))
+    if number is not None:
+        return number
+    if array.dtype.kind in "SU":
         return STRING
     if array.dtype.name == "bfloat16":
         return BFLOAT16
-    try:
-        return _NUMBERS[array.dtype.newbyteorder("=")]
-    except KeyError:
-        raise TypeError(f"arrays of {array.dtype} cannot be sent; use one of {sorted(map(str, _NUMBERS))}") from None
+    raise TypeError(f"arrays of {array.dtype} cannot be sent; use one of {sorted(map(str, _NUMBERS))}")

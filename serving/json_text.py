@@ -196,6 +196,8 @@ class _Parser:
         return value
 
     def _skip_space(self) -> None:
+        if self._text[self._at : self._at + 1] > b" ":
+            return
         match = _SPACE.match(self._text, self._at)
         if match is not None:
             self._at = match.end()

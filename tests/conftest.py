@@ -46,12 +46,14 @@ class StepRun:
 
 @pytest.fixture(scope="session")
 def taxi(tmp_path_factory: pytest.TempPathFactory) -> StepRun:
-    """The default config on 3,000 taxi trips, for two epochs."""
+    """The default config on some thousand taxi trips, for four epochs."""
     root = tmp_path_factory.mktemp("taxi")
     overrides = [
         f"data.path={PROJECT / 'configs/data/chicago_taxi.csv.gz'}",
         "data.limit=2400",
-        "train.epochs=2",
+        "train.epochs=4",
+        "train.global_batch_size=64",
+        "train.optimizer.learning_rate=0.005",
         "train.early_stopping=null",
         f"push.destination={root / 'serving_models'}",
         "verify.num_examples=200",

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from components import artifacts, metrics, model_files, plugins, progress
 from components.config import TrainConfig
-from components.errors import ConfigError, DataError, HeadraceError
+from components.errors import ConfigError, DataError, HeadraceError, did_you_mean
 from components.examples import read_arrays
 from components.preprocessing import Preprocessing
 from components.train import devices, objective
@@ -162,7 +162,8 @@ class Run:
         known = metrics.TASK_METRICS[self.output.task]
         if stopping is not None and stopping.metric not in known:
             raise ConfigError(
-                f"train.early_stopping.metric: a {self.output.task} task has no '{stopping.metric}'. Known: {', '.join(known)}."
+                f"train.early_stopping.metric: a {self.output.task} task has no '{stopping.metric}'."
+                f"{did_you_mean(stopping.metric, known)}"
             )
 
     def _make_engine(self, optimizer: keras.optimizers.Optimizer) -> tuple[Engine, str]:
@@ -203,7 +204,7 @@ class Run:
             outcome = self.engine.run(batches, count)
             if not math.isfinite(outcome.loss):
                 raise HeadraceError(
-                    f"The training loss became {outcome.loss} in epoch {epoch + 1}, between steps {done + 1} and {done + count}. "
+                    f"The training loss became {outcome.loss} in epoch {epoch + 1}, steps {done + 1} to {done + count}. "
                     "Lower train.optimizer.learning_rate, set train.optimizer.clip_norm, or look at the data."
                 )
             done += count

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from components import artifacts
-from components.config import MonitorConfig, Section
+from components.config import ExportConfig, MonitorConfig
 from components.errors import DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
 from components.monitor import MonitorResult, monitor
@@ -51,7 +51,7 @@ def made(tmp_path: Path) -> Path:
     builder.update({**_data(2000, 0), "label": np.zeros(2000, np.int64)})
     files = {"statistics": "validate", "proof": "verify", "pushed": "push"}
     for name, step in files.items():
-        with artifacts.writing(tmp_path / name, step=step, inputs={}, config=Section()) as out:
+        with artifacts.writing(tmp_path / name, step=step, inputs={}, config=ExportConfig()) as out:
             if name == "statistics":
                 (out.path / "statistics.json").write_text(to_json({"train": builder.finish()}))
             if name == "proof":
@@ -102,10 +102,10 @@ def test_skew_is_found_feature_by_feature(made, changes, feature, measure):
     assert lenient.status == "ok"
 
 
-@pytest.mark.parametrize(("min_requests", "status"), [(20, "skew"), (21, "too_few")])
-def test_too_few_examples_are_not_judged(made, min_requests, status):
+@pytest.mark.parametrize(("min_examples", "status"), [(20, "skew"), (21, "too_few")])
+def test_too_few_examples_are_not_judged(made, min_examples, status):
     log = _log(made / "log", [_data(20, 2, shift=5)])
-    assert _monitor(made, request_log=str(log), min_requests=min_requests).status == status
+    assert _monitor(made, request_log=str(log), min_examples=min_examples).status == status
 
 
 def test_an_empty_log_is_too_few(made):

@@ -110,7 +110,7 @@ def test_names_are_stable():
 
 @pytest.mark.parametrize("spec", [TEXT, BESIDE], ids=["text", "beside"])
 def test_tflite_and_onnx_answer_alike(spec, tmp_path):
-    model = sharpened(transformer.build(spec, OUTPUT, **{**TINY, "num_layers": 2}))
+    model = sharpened(transformer.build(spec, OUTPUT, **TINY))
     inputs = random_inputs(spec, 3)
     expected = predict(model, inputs)
     np.testing.assert_allclose(run_tflite(model, inputs, tmp_path), expected, atol=1e-4)

@@ -86,6 +86,7 @@ def test_who_imports_whom() -> None:
         (["--model_base_path=/nowhere"], 1, "base path /nowhere cannot be listed: No such file or directory. It must"),
         (["--model_base_path=serving"], 1, "serving holds no version to serve, only ['__init__.py', '__main__.py'"),
         (["--model_base_path=/nowhere", "--port=8500", "--rest_api_port=8500"], 2, "are both 8500"),
+        (["--model_base_path=/nowhere", "--model_name="], 2, "--model_name is empty"),
         (["--model_base_path=/nowhere", "--request_log_sampling_rate=1.5"], 2, "1.5 is not in the range 0<=x<=1"),
     ],
 )
@@ -117,6 +118,13 @@ class Process:
         assert match is not None, self.line + self.process.communicate()[1]
         self.grpc_port, self.rest_port = int(match[1]), int(match[2])
 
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self.process:  # closes the pipes and waits
+            self.process.kill()
+
     def terminate(self) -> None:
         os.kill(self.process.pid, signal.SIGTERM)
 
@@ -131,57 +139,67 @@ def sleeper(tmp_path: Path) -> Path:
     return tmp_path / "sleeper"
 
 
+def wait_until_unready(connection: HTTPConnection) -> bytes:
+    """Ask a kept connection until it answers 503; a drained server closes it after that."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        connection.request("GET", "/healthz/ready")
+        response = connection.getresponse()
+        body = response.read()
+        if response.status == 503:
+            return body
+        time.sleep(0.02)
+    raise AssertionError("the server stayed ready")
+
+
 def test_sigterm_drains(sleeper: Path, tmp_path: Path) -> None:
     """What is under way finishes, what outlasts the grace period is cut off, and the exit code is 0."""
     log = tmp_path / "log"
-    server = Process(f"--model_base_path={sleeper}", f"--request_log_file={log}", "--drain_grace_seconds=3")
-    kept = HTTPConnection("127.0.0.1", server.rest_port, timeout=10)
-    kept.request("GET", "/healthz/ready")
-    assert kept.getresponse().read() == b'{"status": "ready"}'
-    answers: dict[str, object] = {}
+    with Process(f"--model_base_path={sleeper}", f"--request_log_file={log}", "--drain_grace_seconds=3") as server:
+        kept = HTTPConnection("127.0.0.1", server.rest_port, timeout=10)
+        kept.request("GET", "/healthz/ready")
+        assert kept.getresponse().read() == b'{"status": "ready"}'
+        answers: dict[str, object] = {}
 
-    def ask(name: str, seconds: float) -> None:
-        connection = HTTPConnection("127.0.0.1", server.rest_port, timeout=20)
-        try:
-            connection.request("POST", "/v1/models/m:predict", json.dumps({"inputs": [seconds]}))
-            response = connection.getresponse()
-            answers[name] = (response.status, json.loads(response.read()), response.headers["Connection"])
-        except OSError as error:
-            answers[name] = type(error).__name__
-        finally:
-            connection.close()
+        def ask(name: str, seconds: float) -> None:
+            connection = HTTPConnection("127.0.0.1", server.rest_port, timeout=20)
+            try:
+                connection.request("POST", "/v1/models/m:predict", json.dumps({"inputs": [seconds]}))
+                response = connection.getresponse()
+                answers[name] = (response.status, json.loads(response.read()), response.headers["Connection"])
+            except OSError as error:
+                answers[name] = type(error).__name__
+            finally:
+                connection.close()
 
-    def ask_over_grpc() -> None:
-        with GrpcClient(f"127.0.0.1:{server.grpc_port}") as client:
-            answers["grpc"] = client.predict("m", {"x": np.array([1.5], np.float32)})["y"].tolist()
+        def ask_over_grpc() -> None:
+            with GrpcClient(f"127.0.0.1:{server.grpc_port}") as client:
+                answers["grpc"] = client.predict("m", {"x": np.array([2], np.float32)})["y"].tolist()
 
-    threads = [
-        threading.Thread(target=ask, args=("rest", 1.5)),
-        threading.Thread(target=ask, args=("endless", 60)),
-        threading.Thread(target=ask_over_grpc),
-    ]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.5)
-    server.terminate()
-    started = time.monotonic()
-    time.sleep(0.3)
-    assert answers == {}, "the requests were to be under way still"
-    kept.request("GET", "/healthz/ready")
-    response = kept.getresponse()
-    assert (response.status, response.read()) == (503, b'{"status": "draining"}')
-    kept.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.rest_port))
-    for thread in threads:
-        thread.join()
-    assert answers.pop("endless") in ("RemoteDisconnected", "ConnectionResetError")
-    assert answers == {"rest": (200, {"outputs": [3.0]}, "close"), "grpc": [3.0]}
-    exit_code, out, err = server.end()
-    assert 2.5 < time.monotonic() - started < 8
-    assert (exit_code, out) == (0, ""), err
-    assert "Traceback" not in err
-    assert [inputs["x"].tolist() for inputs in request_log.read(log)] == [[1.5], [1.5]]
+        threads = [
+            threading.Thread(target=ask, args=("rest", 2)),
+            threading.Thread(target=ask, args=("endless", 60)),
+            threading.Thread(target=ask_over_grpc),
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        server.terminate()
+        started = time.monotonic()
+        assert wait_until_unready(kept) == b'{"status": "draining"}'
+        kept.close()
+        assert answers == {}, "the requests were to be under way still"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.rest_port))
+        for thread in threads:
+            thread.join()
+        assert answers.pop("endless") in ("RemoteDisconnected", "ConnectionResetError")
+        assert answers == {"rest": (200, {"outputs": [4.0]}, "close"), "grpc": [4.0]}
+        exit_code, out, err = server.end()
+        assert 2.5 < time.monotonic() - started < 10
+        assert (exit_code, out) == (0, ""), err
+        assert "Traceback" not in err
+        assert [inputs["x"].tolist() for inputs in request_log.read(log)] == [[2.0], [2.0]]
 
 
 @pytest.fixture(scope="module")

@@ -183,9 +183,6 @@ def test_many_clients_at_once(server: ModelServer) -> None:
                 np.testing.assert_array_equal(client.predict("m", {"x": x})["y"], x / 2 + 2)
         except BaseException as error:
             failures.append(error)
-        finally:
-            if isinstance(client, RestClient):
-                client.close()
 
     shared = clients_of(server)
     threads = [
@@ -195,7 +192,8 @@ def test_many_clients_at_once(server: ModelServer) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    shared["grpc"].close()
+    for client in shared.values():
+        client.close()
     assert failures == []
 
 
@@ -276,6 +274,7 @@ def test_request_log_holds_the_requests_of_both_protocols(tmp_path: Path, base_p
             with pytest.raises(ServingError):
                 client.predict("m", {"x": np.array([b"refused"], object)})
             client.close()
+    assert "request-log" not in {thread.name for thread in threading.enumerate()}
     for inputs in request_log.read(file):
         np.testing.assert_array_equal(inputs["x"], X)
     records = list(request_log.read_records(file))
@@ -294,8 +293,6 @@ def test_new_version_is_picked_up_while_a_slow_request_runs(tmp_path: Path) -> N
 
             def slow(client: Client = client, answers: dict[str, float] = answers) -> None:
                 answers["slow"] = float(client.predict("m", {"x": np.array([1.5], np.float32)})["y"][0])
-                if isinstance(client, RestClient):
-                    client.close()
 
             thread = threading.Thread(target=slow)
             thread.start()
@@ -330,6 +327,24 @@ def test_broken_version_is_reported_and_the_old_one_serves(tmp_path: Path, caplo
             np.testing.assert_array_equal(client.predict("m", {"x": X})["y"], X / 2 + 2)
             client.close()
     assert "version 2 does not load" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["rest", "grpc"])
+def test_stop_waits_for_what_is_under_way(tmp_path: Path, kind: str) -> None:
+    models.save_sleeper(tmp_path / "1", scale=1)
+    server = ModelServer("m", tmp_path)
+    server.start()
+    client = clients_of(server)[kind]
+    client.predict("m", {"x": np.array([0], np.float32)})
+    answers: list[float] = []
+    thread = threading.Thread(target=lambda: answers.extend(client.predict("m", {"x": np.array([1], np.float32)})["y"]))
+    thread.start()
+    time.sleep(0.3)
+    server.stop(grace_seconds=10)
+    thread.join(0.2)
+    assert answers == [1.0]
+    assert [version.state.name for version in server.manager.statuses("m", None)] == ["END"]
+    client.close()
 
 
 def test_rest_timeout_is_504(tmp_path: Path) -> None:
