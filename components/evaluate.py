@@ -118,10 +118,16 @@ class _Evaluation:
                 rows = values == value
                 yield {
                     "feature": feature,
-                    "value": _readable(value),
+                    "value": self._name(feature, value),
                     "num_examples": int(rows.sum()),
                     "metrics": metrics.compute(self.task, self.labels["test"][rows], self.answers["test"][rows]),
                 }
+
+    def _name(self, feature: str, value: Any) -> str:
+        info = self.preprocessing.info
+        if feature == info.label and info.classes and not isinstance(value, bytes):
+            return info.classes[value]
+        return _readable(value)
 
     def _check(
         self, threshold: Threshold, test: Metrics, baseline: Metrics, slices: list[dict[str, Any]]

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from components import plugins
+from components.artifacts import read_manifest
 from components.errors import ArtifactError
 from models.spec import OutputSpec
 
@@ -32,13 +34,16 @@ def save_model(model: keras.Model, directory: Path) -> None:
 
 
 def load_model(directory: Path) -> keras.Model:
-    """Read `model.keras`, for inference: in float32, whatever precision it was trained in.
+    """Read the model of an artifact of `train`, for inference: in float32, whatever precision it was trained in.
 
-    So what is evaluated, exported and served computes alike, and every converter can take it.
+    So what is evaluated, exported and served computes alike, and every converter can take it. The builder's module is
+    imported first: it registers the layers of its own that Keras must know.
 
     Raises:
         ArtifactError: the file is not one that this Keras can read.
     """
+    builder = read_manifest(directory).made_from["config"]["model"]["name"]
+    plugins.resolve(builder, plugins.MODELS, "model.name")
     try:
         model = keras.saving.load_model(directory / FILE, compile=False)
     except (ValueError, OSError, TypeError) as error:

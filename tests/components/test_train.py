@@ -19,6 +19,8 @@ from components.config import TrainConfig
 from components.errors import ArtifactError, ConfigError, DataError, HeadraceError
 from components.preprocessing import Preprocessing
 from components.train import train
+from models import transformer
+from models.spec import FeatureSpec, OutputSpec
 from tests.conftest import StepRun
 
 SETTINGS: dict[str, Any] = {
@@ -221,10 +223,27 @@ def test_what_cannot_be_trained_is_refused_and_nothing_is_left(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_damaged_model_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / model_files.FILE).write_bytes(b"no zip")
+def test_a_model_file_that_keras_cannot_read_is_refused(run_train) -> None:
+    _, path = run_train(epochs=1)
+    (path / model_files.FILE).write_bytes(b"no zip")
     with pytest.raises(ArtifactError, match="Cannot load"):
-        model_files.load_model(tmp_path)
+        model_files.load_model(path)
+
+
+def test_a_transformer_loads_in_a_process_that_did_not_build_it(tmp_path: Path) -> None:
+    """Its layers are its own: Keras must be told of them before it reads the file."""
+    script = f"""
+        from pathlib import Path
+        from components import model_files
+        print(type(model_files.load_model(Path({str(tmp_path)!r})).layers[-1]).__name__)
+    """
+    spec = {"text": FeatureSpec((8,), "int64", num_categories=20, is_sequence=True)}
+    model_files.save_model(transformer.build(spec, OutputSpec("binary", 2), num_layers=1), tmp_path)
+    config = TrainConfig.model_validate({"model": {"name": "transformer"}})
+    manifest = artifacts.Manifest("train", "", {"config": config.model_dump(mode="json")}, {}, "", {})
+    (tmp_path / artifacts.MANIFEST).write_text(json.dumps(vars(manifest)))
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "Dense", done.stderr[-2000:]
 
 
 def test_predictor_loses_no_example(run_train, taxi: StepRun) -> None:
