@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def save_model(model: keras.Model, directory: Path) -> None:
-    """Write `model.keras`, without the time of writing that Keras puts inside."""
+    """Write `model.keras`, without the time and the memory addresses that Keras puts inside."""
     written = directory / f"new-{FILE}"
     model.save(written)
     with zipfile.ZipFile(written) as source, zipfile.ZipFile(directory / FILE, "w") as target:
@@ -29,8 +30,18 @@ def save_model(model: keras.Model, directory: Path) -> None:
             content = source.read(entry)
             if entry == "metadata.json":
                 content = json.dumps({**json.loads(content), "date_saved": ""}, sort_keys=True).encode()
+            if entry == "config.json":
+                content = _number_shared_objects(content.decode()).encode()
             target.writestr(zipfile.ZipInfo(entry, _FIXED_TIME), content)
     written.unlink()
+
+
+def _number_shared_objects(config: str) -> str:
+    """Keras marks objects that layers share by their addresses; number them in the order in which they come."""
+    numbers: dict[str, int] = {}
+    return re.sub(
+        r'("shared_object_id": )(\d+)', lambda found: f"{found[1]}{numbers.setdefault(found[2], len(numbers))}", config
+    )
 
 
 def load_model(directory: Path) -> keras.Model:

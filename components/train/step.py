@@ -276,6 +276,11 @@ def build_model(config: TrainConfig, inputs: dict[str, FeatureSpec], output: Out
         ) from error
     if not isinstance(model, keras.Model):
         raise ConfigError(f"model.name: '{config.model.name}' returned {type(model).__name__}, expected a keras.Model.")
+    if tuple(model.output_shape) != (None, output.num_logits):
+        raise ConfigError(
+            f"model.name: '{config.model.name}' gives outputs of shape {model.output_shape}, expected logits of shape "
+            f"(batch, {output.num_logits}) for this {output.task} task."
+        )
     return model
 
 

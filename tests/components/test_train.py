@@ -175,6 +175,10 @@ def build_no_xla(input_spec: Any, output_spec: Any) -> keras.Model:
     return keras.Model(inputs, logits + 0.0 * _NoXla(name="strings")(inputs["fare"]))
 
 
+def build_two_logits(input_spec: Any, output_spec: Any) -> keras.Model:
+    return build_no_xla(input_spec, OutputSpec("multiclass", 2))
+
+
 def build_nothing(input_spec: Any, output_spec: Any) -> int:
     return 3
 
@@ -210,6 +214,11 @@ def test_tensorboard_events_lie_beside_the_model_and_change_no_digest(run_train,
             {"model": {"name": "tests.components.test_train:build_nothing"}},
             ConfigError,
             "returned int, expected a keras.Model",
+        ),
+        (
+            {"model": {"name": "tests.components.test_train:build_two_logits"}},
+            ConfigError,
+            r"expected logits of shape \(batch, 1\)",
         ),
         ({"optimizer": {"name": "sgd", "learning_rate": 1e30}}, HeadraceError, "The training loss became"),
     ],
