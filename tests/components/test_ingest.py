@@ -18,7 +18,7 @@ from components.errors import ConfigError, DataError
 from components.examples import read_arrays, read_info
 from components.ingest import ingest, read_source
 from components.ingest.columns import features_of, row_values
-from tests.contracts_source import check_source
+from tests.contracts import check_source
 
 TAXI = Path(__file__).parents[2] / "configs" / "data" / "chicago_taxi.csv.gz"
 BY_COLUMN = SplitConfig(method="column", column="part")
