@@ -38,17 +38,19 @@ class TrainBatches:
         self._seed = seed
         self.steps_per_epoch = self._num_examples // batch_size
 
-    def epoch(self, number: int) -> tf.data.Dataset:
-        """The batches of an epoch: `(features, labels, weights)`, each with `batch_size` rows."""
-        seed = tf.constant([self._seed, number], tf.int64)
+    def epochs(self, start: int, stop: int) -> tf.data.Dataset:
+        """The batches of the epochs `start` to `stop - 1`: `(features, labels, weights)`, each with `batch_size` rows."""
         positions = tf.range(self._batch_size, dtype=tf.int64)
 
         def gather(step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
+            epoch, step_in_epoch = step // self.steps_per_epoch, step % self.steps_per_epoch
             rows = tf.random.experimental.index_shuffle(
-                step * self._batch_size + positions, seed=seed, max_index=self._num_examples - 1
+                step_in_epoch * self._batch_size + positions,
+                seed=tf.stack([tf.constant(self._seed, tf.int64), epoch]),
+                max_index=self._num_examples - 1,
             )
             rows = tf.ensure_shape(rows, [self._batch_size])
             return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), self._tensors)
 
-        steps = tf.data.Dataset.range(self.steps_per_epoch)
+        steps = tf.data.Dataset.range(start * self.steps_per_epoch, stop * self.steps_per_epoch)
         return steps.map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)

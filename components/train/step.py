@@ -129,8 +129,9 @@ class Run:
     def until_done(self) -> TrainResult:
         """Run the epochs that are left; keep the best weights in the model."""
         self._restore()
+        batches = self._distribute(self.progress.epoch)
         while self.progress.epoch < self.config.epochs and not self._is_out_of_patience():
-            self._run_epoch()
+            self._run_epoch(batches)
             self._save_checkpoint()
         for variable, best in zip(self.model.variables, self._best, strict=True):
             variable.assign(best)
@@ -192,12 +193,12 @@ class Run:
         progress.report(f"XLA cannot compile this model, going on without it: {reason}")
         return make(False), f"off: {reason}"
 
-    def _distribute(self, epoch: int) -> Iterator[Any]:
-        return iter(self.strategy.experimental_distribute_dataset(self.batches.epoch(epoch)))
+    def _distribute(self, start_epoch: int) -> Iterator[Any]:
+        dataset = self.batches.epochs(start_epoch, self.config.epochs)
+        return iter(self.strategy.experimental_distribute_dataset(dataset))
 
-    def _run_epoch(self) -> None:
+    def _run_epoch(self, batches: Iterator[Any]) -> None:
         epoch = self.progress.epoch
-        batches = self._distribute(epoch)
         loss, done, steps = 0.0, 0, self.batches.steps_per_epoch
         while done < steps:
             count = min(self.config.steps_per_execution, steps - done)
@@ -268,6 +269,7 @@ def build_model(config: TrainConfig, inputs: dict[str, FeatureSpec], output: Out
         ConfigError: there is no such builder, or it refuses its arguments or inputs.
     """
     build = plugins.resolve(config.model.name, plugins.MODELS, "model.name")
+    plugins.check_arguments(build, config.model.args, f"model.args of model '{config.model.name}'", inputs, output)
     try:
         model: Any = build(inputs, output, **config.model.args)
     except (TypeError, ValueError) as error:

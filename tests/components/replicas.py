@@ -65,7 +65,7 @@ def train(
         clip_norm=clip_norm,
     )
     batches = make_batches()
-    outcome = engine.run(iter(strategy.experimental_distribute_dataset(batches.epoch(0))), STEPS)
+    outcome = engine.run(iter(strategy.experimental_distribute_dataset(batches.epochs(0, 1))), STEPS)
     copies = [
         [c.numpy().tolist() for c in strategy.experimental_local_results(v.value)]
         for v in model.non_trainable_variables

@@ -68,13 +68,13 @@ def make_batches(seed: int = 0, num_examples: int = 50) -> TrainBatches:
 
 
 def rows_of(batches: TrainBatches, epoch: int) -> list[int]:
-    return [int(row) for features, _, _ in batches.epoch(epoch) for row in features["x"]]
+    return [int(row) for features, _, _ in batches.epochs(epoch, epoch + 1) for row in features["x"]]
 
 
 def test_an_epoch_visits_no_example_twice_and_keeps_rows_together() -> None:
     rows = rows_of(make_batches(), 0)
     assert len(rows) == len(set(rows)) == 48
-    for features, labels, weights in make_batches().epoch(0):
+    for features, labels, weights in make_batches().epochs(0, 1):
         np.testing.assert_array_equal(labels, features["x"] * 2)
         np.testing.assert_array_equal(weights, features["x"] + 1)
 
@@ -83,6 +83,11 @@ def test_the_order_follows_from_seed_and_epoch_alone() -> None:
     assert rows_of(make_batches(), 3) == rows_of(make_batches(), 3)
     assert rows_of(make_batches(), 3) != rows_of(make_batches(), 4)
     assert rows_of(make_batches(seed=0), 3) != rows_of(make_batches(seed=1), 3)
+
+
+def test_epochs_follow_one_another_as_they_would_alone() -> None:
+    together = [int(row) for features, _, _ in make_batches().epochs(1, 3) for row in features["x"]]
+    assert together == rows_of(make_batches(), 1) + rows_of(make_batches(), 2)
 
 
 def test_examples_left_over_differ_from_epoch_to_epoch() -> None:

@@ -141,9 +141,12 @@ def test_every_option_changes_the_result(run_train, base_digest: str, changes: d
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains_and_what_is_loaded_computes_in_float32(run_train, precision: str) -> None:
-    result, path = run_train(precision=precision)
-    full, _ = run_train("full")
-    assert result.validation["loss"] == pytest.approx(full.validation["loss"], rel=0.1)
+    # Without dropout, whose masks depend on the precision.
+    network = {"name": "tabular", "args": {"hidden_dims": [8], "dropout": 0.0}}
+    result, path = run_train(precision=precision, model=network)
+    full, _ = run_train("full", model=network)
+    assert result.validation["loss"] == pytest.approx(full.validation["loss"], rel=0.02)
+    assert result.validation["loss"] != full.validation["loss"]
     assert keras.config.dtype_policy().name == "float32"
     model = model_files.load_model(path)
     assert {layer.compute_dtype for layer in model.layers} <= {"float32", "int64"}
