@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pyarrow as pa
 
@@ -23,6 +26,7 @@ from components.errors import DataError
 from components.ingest.sources import tensor_array
 
 _BATCH = 5000
+_FASHION_NAME = "fashion-mnist"
 _FASHION_PACKAGE = "dataset-fashion-mnist"
 _FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _FASHION_SHA256 = {
@@ -44,15 +48,13 @@ def fashion_mnist(*, path: str | None) -> Iterator[pa.RecordBatch]:
     Yields `image` uint8 `(28, 28, 1)`, `label` int 0..9, `split` train or test.
 
     Args:
-        path: Folder of the four IDX files; default: the Debian package's, else the cache's, else they are fetched.
+        path: Folder of the four IDX files; default: the Debian package's, else the cache's, else they are fetched: by
+            apt, or where there is none through `keras.datasets`.
 
     Raises:
         DataError: the files are not there and cannot be fetched, or are not the right ones.
     """
-    folder = _locate(path, _FASHION_FOLDER, "fashion-mnist", _FASHION_SHA256, _fetch_fashion)
-    for split, prefix in (("train", "train"), ("test", "t10k")):
-        labels = _read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", 8)
-        images = _read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28, 1)
+    for split, images, labels in _fashion_arrays(path):
         for start in range(0, len(labels), _BATCH):
             part = slice(start, start + _BATCH)
             yield pa.RecordBatch.from_pydict(
@@ -87,6 +89,30 @@ def reuters_r8(*, path: str | None) -> Iterator[pa.RecordBatch]:
                 "split": pa.array([split] * len(rows)),
             }
         )
+
+
+def _fashion_arrays(path: str | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """For each split its images `(num_examples, 28, 28, 1)` and labels `(num_examples,)`."""
+    here = path is not None or _FASHION_FOLDER.is_dir() or (cache_folder() / _FASHION_NAME).is_dir()
+    if not here and shutil.which("apt-get") is None:
+        for split, (images, labels) in zip(("train", "test"), _fashion_from_keras(), strict=True):
+            yield split, images[..., np.newaxis], labels
+        return
+    folder = _locate(path, _FASHION_FOLDER, _FASHION_NAME, _FASHION_SHA256, _fetch_fashion)
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        labels = _read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", 8)
+        yield split, _read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28, 1), labels
+
+
+def _fashion_from_keras() -> Any:
+    try:
+        return keras.datasets.fashion_mnist.load_data()
+    except Exception as error:  # Keras raises plain Exception where a download fails.
+        raise DataError(
+            f"Fashion-MNIST is not on this machine, there is no apt-get, and keras.datasets could not fetch it: {error}. "
+            f"Copy the four IDX files here from a Debian machine (`apt-get download {_FASHION_PACKAGE}`), and set data.path "
+            "to their folder."
+        ) from error
 
 
 def cache_folder() -> Path:
@@ -140,7 +166,7 @@ def _check(file: Path, expected: str) -> None:
 
 
 def _fetch_fashion(folder: Path) -> None:
-    advice = f"`apt-get install {_FASHION_PACKAGE}`, or `apt-get download {_FASHION_PACKAGE}` and `dpkg -x` it"
+    advice = f"`apt-get update && apt-get install {_FASHION_PACKAGE}`, or `apt-get download {_FASHION_PACKAGE}` and `dpkg -x` it"
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         _run(["apt-get", "download", _FASHION_PACKAGE], temporary, "Fashion-MNIST", advice)
         for package in Path(temporary).glob("*.deb"):
