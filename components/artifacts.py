@@ -33,6 +33,9 @@ FORMAT_VERSION = 1
 VOLATILE = "tensorboard"
 _OUR_PACKAGES = ("components", "models", "serving")
 _VERSIONED = ("tensorflow", "keras")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +92,13 @@ def writing(path: Path, *, step: str, inputs: Mapping[str, Path], config: BaseMo
     scratch_root = path.parent / f".{path.name}.scratch"
     output = Output(path.parent / f".{path.name}.tmp-{os.getpid()}", scratch_root / fingerprint[:16])
     try:
-        _make_room(path, output.path)
-        yield output
-        if output.result is None:
-            raise TypeError(f"step '{step}' set no result on its output")
-        _finish(path, output, step, made_from, fingerprint)
+        with disk_errors_explained(path):
+            _make_room(path, output.path)
+            yield output
+            if output.result is None:
+                raise TypeError(f"step '{step}' set no result on its output")
+            _finish(path, output, step, made_from, fingerprint)
         shutil.rmtree(scratch_root, ignore_errors=True)
-    except Exception as error:
-        if (mendable := explain_disk_error(error, path)) is not None:
-            raise mendable from error
-        raise
     finally:
         shutil.rmtree(output.path, ignore_errors=True)
 
@@ -271,25 +271,52 @@ def _write_durably(file: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
+@contextlib.contextmanager
+def disk_errors_explained(path: Path) -> Iterator[None]:
+    """Turn what `explain_disk_error` knows into its error, for a block that writes `path`."""
+    try:
+        yield
+    except Exception as error:
+        if (mendable := explain_disk_error(error, path)) is not None:
+            raise mendable from error
+        raise
+
+
 def explain_disk_error(error: BaseException, path: Path | None = None) -> HeadraceError | None:
     """What a full or forbidden disk behind `error` means for the user, `None` if it is something else.
 
     Args:
-        error: What was raised; TensorFlow's own errors say it in their text only.
-        path: The artifact being written, if one was.
+        error: What was raised; the errors of TensorFlow and of `shutil.copytree` say it in their text only.
+        path: What was being written, if it is known.
     """
-    number = getattr(error, "errno", None)
+    if isinstance(error, HeadraceError):
+        return None
     where = getattr(error, "filename", None) or path
-    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+    if number := _disk_error_number(error, _FULL):
         place = f" while writing {path or where}" if path or where else ""
         return ArtifactError(
-            f"No space left on the disk{place}. Nothing half-written was kept: make room and run again."
+            f"No space left on the disk{place} ({os.strerror(number)}). Nothing half-written was kept: make room and run "
+            "again."
         )
-    if isinstance(error, OSError) and number in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if not isinstance(error, OSError) and not type(error).__module__.startswith("tensorflow"):
+        return None
+    if number := _disk_error_number(error, _FORBIDDEN):
         return ArtifactError(
-            f"No permission to use {where}: {error.strerror}. Change its owner or choose another folder."
+            f"No permission to use {where}: {os.strerror(number)}. Change its owner or choose another folder."
         )
+    if _disk_error_number(error, _IN_THE_WAY) and where and (file := _file_in_the_way(Path(where))):
+        return ArtifactError(f"{file} is a file, but a folder is needed there. Move it, or choose another folder.")
     return None
+
+
+def _file_in_the_way(path: Path) -> Path | None:
+    return next((place for place in (path, *path.parents) if place.is_file()), None)
+
+
+def _disk_error_number(error: BaseException, numbers: tuple[int, ...]) -> int | None:
+    own = getattr(error, "errno", None)
+    told = [number for number in numbers if number == own or (own is None and os.strerror(number) in str(error))]
+    return told[0] if told else None
 
 
 def _digest(file: Any) -> str:

@@ -14,6 +14,12 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Split = Literal["train", "validation", "test"]
 
+TASK_METRICS: dict[str, tuple[str, ...]] = {
+    "binary": ("auc", "accuracy", "loss", "precision", "recall", "f1"),
+    "multiclass": ("accuracy", "loss", "macro_f1"),
+    "regression": ("rmse", "mae", "r2", "loss"),
+}
+
 
 class Section(BaseModel):
     """Base of every part of the tree: unknown keys are errors, values do not change."""
@@ -77,6 +83,14 @@ class DataConfig(Section):
     split: SplitConfig = SplitConfig()
     seed: int = inherited(0)
 
+    @model_validator(mode="after")
+    def _classes_are_distinct_and_have_a_reader(self) -> DataConfig:
+        if self.classes is not None and len(set(self.classes)) < max(len(self.classes), 2):
+            raise ValueError(f"classes must be two or more different names, received {self.classes}")
+        if self.classes is not None and self.task == "regression":
+            raise ValueError("regression has no classes: leave out 'classes', or set task to binary or multiclass")
+        return self
+
 
 class ValidateConfig(Section):
     """What the data must look like (step `validate`)."""
@@ -85,6 +99,7 @@ class ValidateConfig(Section):
         None, description="Your schema (YAML). Without it one is inferred from the train split."
     )
     text_features: list[str] = inherited([])
+    slice_features: list[str] = inherited([])
     min_class_examples: Count = Field(1, description="Fewest examples of each class in the train split.")
     num_quantiles: Annotated[int, Field(ge=4)] = Field(
         1000, description="Resolution of the quantiles kept for each numeric feature."

@@ -15,7 +15,7 @@ import tensorflow as tf
 from components import artifacts, metrics, model_files
 from components.config import EvaluateConfig, Threshold
 from components.errors import ConfigError, HeadraceError, did_you_mean
-from components.examples import MISSING_INT, read_arrays
+from components.examples import MISSING_INT, check_slices, read_arrays
 from components.external import PUSH_RECORD, find_champion
 from components.preprocessing import Preprocessing
 
@@ -229,12 +229,7 @@ def _check_config(config: EvaluateConfig, preprocessing: Preprocessing) -> None:
     for where, metric in asked:
         if metric not in known:
             raise ConfigError(f"{where}: a {task} task has no metric '{metric}'.{did_you_mean(metric, known)}")
-    sliceable = [name for name, feature in preprocessing.info.features.items() if feature.type in ("int", "string")]
-    for feature in config.slices:
-        if feature not in sliceable:
-            raise ConfigError(
-                f"evaluate.slices: '{feature}' is no string or integer feature.{did_you_mean(feature, sliceable)}"
-            )
+    check_slices(preprocessing.info, config.slices)
 
 
 def _readable(value: Any) -> str:

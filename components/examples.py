@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from components.errors import DataError
+from components.errors import ConfigError, DataError, did_you_mean
 from models.spec import Task
 
 FEATURES_FILE = "features.json"
@@ -163,6 +163,20 @@ def read_batches(examples: Path, split: str, *, batch_size: int = _READ_BATCH) -
             yield from dataset.as_numpy_iterator()
         except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
             raise damaged_file(file, error) from error
+
+
+def check_slices(info: ExamplesInfo, slices: list[str]) -> None:
+    """Refuse features that `evaluate` cannot slice by; `validate` asks before a training that would be in vain.
+
+    Raises:
+        ConfigError: naming the feature, and the nearest that will do.
+    """
+    sliceable = [name for name, feature in info.features.items() if feature.type in ("int", "string")]
+    for name in slices:
+        if name not in sliceable:
+            raise ConfigError(
+                f"evaluate.slices: '{name}' is no string or integer feature.{did_you_mean(name, sliceable)}"
+            )
 
 
 def check_whole(file: Path) -> None:

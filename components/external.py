@@ -5,13 +5,17 @@ It belongs to a step's fingerprint. Nothing here imports TensorFlow, so that a r
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+
+from components.errors import DataError
 
 PUSH_RECORD = "assets.extra/headrace.json"
 
@@ -20,39 +24,64 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
     """The outside state that `step` depends on, as JSON-able values; empty for most steps."""
     settings: Any = config
     if step == "ingest":
-        return {"data": digest_data(settings.path)}
+        return {"data": digest_data(settings.path, "data.path")}
     if step == "validate":
-        return {"schema": digest_data(settings.schema_path)}
+        return {"schema": digest_data(settings.schema_path, "validate.schema_path")}
     if step == "evaluate":
         champion = find_champion(Path(settings.champion_path), other_than=_model_digest(inputs["model"]))
         return {"champion": champion and champion_digest(champion)}
     if step == "monitor":
-        return {"request_log": digest_data(settings.request_log)}
+        return {"request_log": digest_data(settings.request_log, "monitor.request_log")}
     return {}
 
 
-def digest_data(path: str | None) -> str | None:
-    """Digest of the bytes of a file, of every file below a folder, or of the files of a glob; `None` if there is none."""
-    if path is None or not (files := data_files(path)):
+def digest_data(path: str | None, setting: str) -> str | None:
+    """Digest of the bytes of a file, of every file below a folder, or of the files of a glob; `None` if there is none.
+
+    Raises:
+        DataError: one of them cannot be read; `setting` says where in the config the path stands.
+    """
+    if path is None:
         return None
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+    place: Path | str = path
+    try:
+        files = data_files(path)
+        for place in files:
+            digest.update(f"{place.name}\0{place.stat().st_size}\0".encode())
+            with place.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    except OSError as error:
+        raise unreadable(place, error, setting) from error
+    return digest.hexdigest() if files else None
+
+
+def unreadable(place: Path | str, error: OSError, setting: str) -> DataError:
+    """The error for a file or folder of `setting` that the system does not let us read."""
+    mend = "Change its owner or mode" if error.errno in (errno.EACCES, errno.EPERM) else "Copy it again"
+    where = error.filename or place
+    return DataError(f"{setting}: {where} cannot be read: {error.strerror}. {mend}, or give another path.")
 
 
 def data_files(path: str) -> list[Path]:
-    """The files that a path, folder or glob names, sorted."""
+    """The files that a path, folder or glob names, sorted.
+
+    Raises:
+        OSError: a folder may not be read; it is not passed over, since its files would be missing without a word.
+    """
     root = Path(path)
     if root.is_dir():
-        return sorted(file for file in root.rglob("*") if file.is_file())
+        walked = os.walk(root, onerror=_raise)
+        return sorted(file for folder, _, names in walked for name in names if (file := Path(folder, name)).is_file())
     if root.is_file():
         return [root]
     pattern = root.relative_to(root.anchor) if root.anchor else root
     return sorted(file for file in Path(root.anchor or ".").glob(str(pattern)) if file.is_file())
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def versions(base_path: Path) -> list[int]:

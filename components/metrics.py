@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from components.config import TASK_METRICS as TASK_METRICS
 from models.spec import Task
 
 HIGHER_IS_BETTER = {
@@ -19,11 +20,6 @@ HIGHER_IS_BETTER = {
     "r2": True,
     "recall": True,
     "rmse": False,
-}
-TASK_METRICS: dict[str, tuple[str, ...]] = {
-    "binary": ("auc", "accuracy", "loss", "precision", "recall", "f1"),
-    "multiclass": ("accuracy", "loss", "macro_f1"),
-    "regression": ("rmse", "mae", "r2", "loss"),
 }
 _SMALLEST_PROBABILITY = 1e-7
 

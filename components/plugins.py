@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from components.errors import ConfigError, did_you_mean
@@ -74,6 +76,31 @@ def resolve(name: str, table: dict[str, str], setting: str) -> Any:
         raise ConfigError(
             f"{setting}: module '{module_name}' has no '{attribute}'.{did_you_mean(attribute, public)}"
         ) from error
+
+
+def check_arguments(
+    function: Callable[..., Any], given: Mapping[str, Any], setting: str, *positional: Any, **own: Any
+) -> None:
+    """Refuse arguments of the config that a function does not take.
+
+    Args:
+        function: What is to be called.
+        given: The arguments of the config.
+        setting: Where in the config they stand, to begin the message with.
+        positional: What else it is called with.
+        own: What else it is called with, by name.
+
+    Raises:
+        ConfigError: naming the nearest argument that there is.
+    """
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*positional, **own, **given)
+    except TypeError as error:
+        known = [name for name in list(signature.parameters)[len(positional) :] if name not in own]
+        unknown = [name for name in given if name not in known]
+        hint = did_you_mean(unknown[0], known) if unknown and known else ""
+        raise ConfigError(f"{setting}: {error}.{hint}") from error
 
 
 def make_importable() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +60,6 @@ def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: 
     _refuse_unproven(manifests)
     with artifacts.writing(pushed, step="push", inputs=inputs, config=config) as out:
         base = Path(config.destination).absolute() / config.name
-        base.mkdir(parents=True, exist_ok=True)
         record = {
             "name": config.name,
             "classes": manifests["exported"].result["classes"],
@@ -67,10 +69,11 @@ def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: 
             "reasons": manifests["evaluation"].result["reasons"],
             "proof": manifests["proof"].result,
         }
-        version = _version_holding(base, record["export_digest"]) or _copy(
-            exported, base, record, config.resolved_config
-        )
-        _forget_old(base, config.keep_versions)
+        with _only_push_to(base):
+            version = _version_holding(base, record["export_digest"]) or _copy(
+                exported, base, record, config.resolved_config
+            )
+            _forget_old(base, config.keep_versions)
         out.result = PushResult(
             model_name=config.name,
             version=version,
@@ -106,10 +109,24 @@ def _version_holding(base: Path, export_digest: str) -> int | None:
     return numbers[-1] if same else None
 
 
+@contextlib.contextmanager
+def _only_push_to(base: Path) -> Iterator[None]:
+    """Wait for other pushes to `base`, so that no two take one version number; what a killed one left is removed."""
+    with artifacts.disk_errors_explained(base):
+        base.mkdir(parents=True, exist_ok=True)
+        folder = os.open(base, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            for left_over in base.glob(".push-*"):
+                shutil.rmtree(left_over)
+            yield
+        finally:
+            os.close(folder)
+
+
 def _copy(exported: Path, base: Path, record: dict[str, object], resolved_config: str) -> int:
     """Copy under a name that no server looks at, `saved_model.pb` last, then rename."""
     temporary = base / f".push-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
         shutil.copytree(exported / "saved_model", temporary, ignore=shutil.ignore_patterns("saved_model.pb"))
         for form in _OTHER_FORMS:

@@ -100,8 +100,10 @@ def fit(name: str, op: Any, info: ExamplesInfo, train: dict[str, FeatureStatisti
     feature = info.features[source]
     allowed, fitter = FITTERS[op.op]
     if feature.type not in allowed:
+        mend = " A CSV column is string as soon as one value is no number: correct it, or set data.args.null_values."
         raise ConfigError(
             f"{where}: op '{op.op}' takes {' or '.join(allowed)} features, but '{source}' is of type {feature.type}."
+            f"{mend if feature.type == 'string' else ''}"
         )
     params, output = fitter(op, feature, train[source], where)
     return FittedOp(op=op.op, input=source, params=params, output=output)

@@ -11,7 +11,7 @@ from pathlib import Path
 from components import artifacts
 from components.config import ValidateConfig
 from components.errors import ConfigError, did_you_mean
-from components.examples import SPLITS, ExamplesInfo, read_batches, read_info
+from components.examples import SPLITS, ExamplesInfo, check_slices, read_batches, read_info
 from components.schema import (
     SCHEMA_FILE,
     Anomaly,
@@ -75,6 +75,7 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
     artifacts.open_artifact(examples, step="ingest")
     info = read_info(examples)
     _check_text_features(info, config.text_features)
+    check_slices(info, config.slice_features)
     supplied = None if config.schema_path is None else load_schema(Path(config.schema_path))
     with artifacts.writing(statistics, step="validate", inputs={"examples": examples}, config=config) as out:
         computed = compute_statistics(examples, info, config)
@@ -153,14 +154,16 @@ def _drift(computed: dict[str, Statistics], info: ExamplesInfo) -> Iterator[Anom
 
 
 def _label_anomalies(info: ExamplesInfo, computed: dict[str, Statistics], min_class_examples: int) -> Iterator[Anomaly]:
-    if (problem := _label_type_problem(info)) is not None:
-        yield Anomaly("LABEL_TYPE", info.label, "train", "error", problem)
-        return
     for split, found in computed.items():
         label = found[info.label]
         if label.missing:
-            message = f"{label.missing} of {label.count} rows have no label. Fill it in, or leave those rows out."
-            yield Anomaly("LABEL_MISSING", info.label, split, "error", message)
+            message = (
+                f"{label.missing} of {label.count} rows have no label (it is absent, empty or NaN). Fill it in, or "
+            )
+            yield Anomaly("LABEL_MISSING", info.label, split, "error", f"{message}leave those rows out.")
+    if (problem := _label_type_problem(info)) is not None:
+        yield Anomaly("LABEL_TYPE", info.label, "train", "error", problem)
+        return
     if info.task != "regression":
         classes = class_values(info, computed["train"])
         yield from _class_anomalies(info, classes, computed)
@@ -175,7 +178,8 @@ def _label_type_problem(info: ExamplesInfo) -> str | None:
         return "a string cannot be regressed on. Set data.task to binary or multiclass, or data.label to a number."
     if info.task != "regression" and label.type == "float":
         return (
-            f"the label is a fractional number, {info.task} needs whole numbers or strings. Set data.task: regression?"
+            f"the label is a fractional number, {info.task} needs whole numbers or strings. Write whole numbers without "
+            "a point and with none missing, or set data.task: regression."
         )
     return None
 

@@ -15,7 +15,7 @@ COMMANDS = {
     "compile": ("pipelines.compile:main", "Write the Kubeflow pipeline of a config as YAML."),
     "submit": ("pipelines.submit:main", "Send a pipeline to a Kubeflow Pipelines API."),
     "serve": ("serving.__main__:main", "Serve a pushed model over gRPC and REST."),
-    "predict": ("serving.client:main", "Ask a served model."),
+    "predict": ("serving.client:predict", "Ask a served model."),
     "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
 }
 

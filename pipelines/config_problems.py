@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from components import plugins
-from components.config import inherited_fields
+from components.config import TASK_METRICS, CompressConfig, inherited_fields
 from components.errors import ConfigError, did_you_mean
 
 _NAMED = (("data", "source", plugins.SOURCES), ("model", "name", plugins.MODELS))
@@ -64,7 +64,7 @@ def before_validation(tree: dict[str, Any], root: type[BaseModel]) -> list[Probl
         value = _mapping(tree.get(section_name)).get(field)
         if isinstance(value, str) and (message := _unknown_name(value, table)):
             problems.append(Problem((section_name, field), message))
-    return problems
+    return [*problems, *_unknown_metrics(tree)]
 
 
 def of_validation(error: ValidationError, tree: Mapping[str, Any], root: type[BaseModel]) -> Iterator[Problem]:
@@ -81,6 +81,27 @@ def _unknown_name(value: str, table: dict[str, str]) -> str | None:
     except ConfigError as error:
         return str(error).removeprefix(": ").removesuffix(".")
     return None
+
+
+def _unknown_metrics(tree: Mapping[str, Any]) -> Iterator[Problem]:
+    """Metrics that the task does not have; a step would find them only after the training."""
+    task = _mapping(tree.get("data")).get("task", "multiclass")
+    if not isinstance(task, str) or (known := TASK_METRICS.get(task)) is None:
+        return
+    for path, metric in _metrics_asked_for(tree):
+        if isinstance(metric, str) and metric not in known:
+            yield Problem(path, f"a {task} task has no metric '{metric}'.{did_you_mean(metric, known)}".rstrip("."))
+
+
+def _metrics_asked_for(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for section, field in (("train", "early_stopping"), ("evaluate", "champion")):
+        yield (section, field, "metric"), _mapping(_mapping(tree.get(section)).get(field)).get("metric")
+    thresholds = _mapping(tree.get("evaluate")).get("thresholds")
+    for number, threshold in enumerate(thresholds if isinstance(thresholds, list) else []):
+        yield ("evaluate", "thresholds", str(number), "metric"), _mapping(threshold).get("metric")
+    compress = _mapping(tree.get("compress"))
+    if compress.get("formats") != []:
+        yield ("compress", "metric"), compress.get("metric", CompressConfig.model_fields["metric"].default)
 
 
 def _not_finite(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,16 +124,24 @@ class _Run:
 
     def through(self, steps: Sequence[Step], forced: Mapping[str, str]) -> RunResult:
         """Run, reuse or skip each step, and write the summary whatever happens."""
+        from components.errors import ArtifactError
+
         (self.run_dir / SUMMARY).unlink(missing_ok=True)
         (self.run_dir / LOG).unlink(missing_ok=True)
         write_config(self.config, self.run_dir)
         try:
             for step in steps:
                 self._take(step, forced.get(step.name))
-        finally:
-            result = RunResult(self.run_dir, self.steps, self.exit_code)
-            write_summary(result)
-        return result
+        except BaseException:
+            # On a full disk the summary cannot be written either; what ended the run is what the user must see.
+            with contextlib.suppress(OSError, ArtifactError):
+                write_summary(self._result())
+            raise
+        write_summary(self._result())
+        return self._result()
+
+    def _result(self) -> RunResult:
+        return RunResult(self.run_dir, self.steps, self.exit_code)
 
     def _take(self, step: Step, forced_by: str | None) -> None:
         start = time.monotonic()
@@ -164,8 +173,16 @@ class _Run:
             return "reused", decision.manifest.result, decision.reasons
         paths = {name: self.run_dir / name for name in (*step.inputs, step.output)}
         with self.view.running(step.name), _noise_kept_in(self.run_dir / LOG):
+            self._divide_devices()
             step.load()(**paths, config=self.config.step_config(step.section))
         return "done", artifacts.read_manifest(self.run_dir / step.output).result, decision.reasons
+
+    def _divide_devices(self) -> None:
+        """Divide the CPU for training before the first step that runs: TensorFlow allows it only before it starts."""
+        if self.config.train.strategy == "mirrored":
+            from components.train import devices
+
+            devices.prepare(self.config.train)
 
     def _ended(self, step: StepRun) -> None:
         self.steps.append(step)
@@ -199,14 +216,11 @@ def _position(steps: Sequence[Step], name: str, option: str) -> int:
 @contextlib.contextmanager
 def only_run_in(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, so that two runs never write the same artifacts; it goes with the process."""
+    from components.artifacts import disk_errors_explained
     from components.errors import HeadraceError
 
-    try:
+    with disk_errors_explained(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise HeadraceError(
-            f"{error.filename} is a file, but artifacts go into that folder. Move it, or choose another --runs-dir."
-        ) from error
     with (run_dir / ".lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -253,9 +267,15 @@ def write_summary(result: RunResult) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a small file so that a reader sees all of it or what was there before."""
+    from components.artifacts import disk_errors_explained
+
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    try:
+        with disk_errors_explained(path):
+            temporary.write_text(text)
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -288,7 +308,7 @@ def main(
     Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 3 the model was not blessed, 130 interrupted.
     """
     interrupted = "Interrupted. Run the same command again: it goes on from the last whole step."
-    with reported(debug=debug, interrupted=interrupted):
+    with reported(debug=debug, interrupted=interrupted), _termination_interrupts():
         config = _load(arguments, print_config=print_config)
         _set_environment()
         options = {"from_step": from_step, "until": until, "force": force, "explain": explain}
@@ -296,6 +316,16 @@ def main(
         result = runner_of[runner](config, runs_dir, options)
         _print_summary(result, config)
     raise SystemExit(result.exit_code)
+
+
+@contextlib.contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, end the run as Ctrl-C does: cleaned up and with a summary."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _load(arguments: Sequence[str], *, print_config: bool) -> PipelineConfig:

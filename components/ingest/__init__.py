@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from components import artifacts, plugins
 from components.config import DataConfig
-from components.errors import ConfigError, DataError, did_you_mean
+from components.errors import DataError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, Feature, write_info
 from components.ingest import splits
 from components.ingest.columns import features_of
@@ -74,7 +72,7 @@ def read_source(config: DataConfig) -> Iterator[pa.RecordBatch]:
         DataError: it yields something else than record batches.
     """
     source = plugins.resolve(config.source, plugins.SOURCES, "data.source")
-    _check_arguments(source, config)
+    plugins.check_arguments(source, config.args, f"data.args of source '{config.source}'", path=config.path)
     for batch in source(path=config.path, **config.args):
         if not isinstance(batch, pa.RecordBatch):
             raise DataError(
@@ -82,17 +80,6 @@ def read_source(config: DataConfig) -> Iterator[pa.RecordBatch]:
                 "pyarrow.RecordBatch (a table's to_batches() gives them)."
             )
         yield batch
-
-
-def _check_arguments(source: Callable[..., Any], config: DataConfig) -> None:
-    signature = inspect.signature(source)
-    try:
-        signature.bind(path=config.path, **config.args)
-    except TypeError as error:
-        known = [name for name in signature.parameters if name != "path"]
-        unknown = [name for name in config.args if name not in known]
-        hint = did_you_mean(unknown[0], known) if unknown and known else ""
-        raise ConfigError(f"data.args of source '{config.source}': {error}.{hint}") from error
 
 
 class _Rows:
@@ -197,7 +184,10 @@ def _check_columns(columns: list[str], config: DataConfig) -> None:
         twice = sorted({name for name in columns if columns.count(name) > 1})
         raise DataError(f"The data has two columns named '{twice[0]}'. Rename one.")
     if config.label not in columns:
-        raise DataError(f"data.label: the data has no column '{config.label}'.{did_you_mean(config.label, columns)}")
+        delimiter = " It has one column only: set data.args.delimiter?" if len(columns) == 1 else ""
+        raise DataError(
+            f"data.label: the data has no column '{config.label}'.{did_you_mean(config.label, columns)}{delimiter}"
+        )
     for name in config.drop:
         if name not in columns:
             raise DataError(f"data.drop: the data has no column '{name}'.{did_you_mean(name, columns)}")

@@ -166,7 +166,8 @@ def _check(file: Path, expected: str) -> None:
 
 
 def _fetch_fashion(folder: Path) -> None:
-    advice = f"`apt-get update && apt-get install {_FASHION_PACKAGE}`, or `apt-get download {_FASHION_PACKAGE}` and `dpkg -x` it"
+    by_hand = f"`apt-get download {_FASHION_PACKAGE}` and `dpkg -x` it"
+    advice = f"`apt-get update && apt-get install {_FASHION_PACKAGE}`, or {by_hand}"
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         _run(["apt-get", "download", _FASHION_PACKAGE], temporary, "Fashion-MNIST", advice)
         for package in Path(temporary).glob("*.deb"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
@@ -22,12 +23,13 @@ from google.protobuf.message import DecodeError
 
 from components.errors import ConfigError, DataError
 from components.examples import check_whole, damaged_file
-from components.external import data_files
+from components.external import data_files, unreadable
 from components.ingest.shards import read_records
 from components.ingest.splits import SPLIT_NAMES
 
 _ROWS_PER_BATCH = 8192
 _IMAGES_PER_BATCH = 256
+_BLOCK = 1 << 20
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 # No BOOLEAN: it would take yes and no, Y and N, and turn named classes into numbers.
 _CSV_TYPES = ["BIGINT", "DOUBLE", "VARCHAR"]
@@ -197,21 +199,28 @@ def find_files(path: str | None) -> list[Path]:
     """
     if path is None:
         raise ConfigError("data.path: this source needs a file, folder or glob.")
-    files = data_files(path)
+    try:
+        files = data_files(path)
+    except OSError as error:
+        raise unreadable(path, error, "data.path") from error
     if not files:
-        raise DataError(f"data.path: there is no file {path} (seen from {Path.cwd()}).")
+        what = f"the folder {path} holds no file" if Path(path).is_dir() else f"there is no file {path}"
+        raise DataError(f"data.path: {what} (seen from {Path.cwd()}). Correct the path, or put the data there.")
     for file in files:
         try:
             with file.open("rb") as stream:
                 if not stream.read(1):
                     raise DataError(f"data.path: {file} is empty. Delete it or write it again.")
         except OSError as error:
-            raise DataError(f"data.path: {file} cannot be read: {error.strerror}.") from error
+            raise unreadable(file, error, "data.path") from error
     return files
 
 
 def _duckdb(function: str, path: str | None, options: Mapping[str, object]) -> Iterator[pa.RecordBatch]:
     files = find_files(path)
+    for file in files:
+        if file.suffix == ".gz":
+            _check_gzip(file)
     arguments = [_sql([str(file) for file in files]), *(f"{name}={_sql(value)}" for name, value in options.items())]
     try:
         # One thread: rows keep the order of the file.
@@ -220,7 +229,20 @@ def _duckdb(function: str, path: str | None, options: Mapping[str, object]) -> I
             yield from relation.to_arrow_reader(_ROWS_PER_BATCH)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         names = ", ".join(str(file) for file in files[:3]) + (" ..." if len(files) > 3 else "")
-        raise DataError(f"data.path: {names} cannot be read: {_first_lines(error)}") from error
+        mend = "Write it again, or set data.source and data.args to what it holds; text must be in UTF-8."
+        raise DataError(f"data.path: {names} cannot be read: {_first_lines(error)} {mend}") from error
+
+
+def _check_gzip(file: Path) -> None:
+    """Refuse a gzipped file that is cut off or damaged: DuckDB compares no checksum and reads other values from it."""
+    try:
+        with gzip.open(file) as stream:
+            while stream.read(_BLOCK):
+                pass
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"data.path: {file} is cut off, damaged or not gzipped: {error}. Copy it again, or name it without .gz."
+        ) from error
 
 
 def _odd_line(files: list[Path], delimiter: str) -> str | None:
@@ -355,5 +377,5 @@ def _sql(value: object) -> str:
 
 
 def _first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
+    return " ".join(line if line.endswith((".", "!", "?")) else f"{line}." for line in lines[:3])

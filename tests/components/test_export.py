@@ -119,8 +119,7 @@ def test_int8_computes_in_integers_between_its_inputs_and_its_output(taxi: StepR
 
 def test_compressed_forms_are_smaller(taxi: StepRun) -> None:
     sizes = taxi.result("export").formats
-    assert sizes["tflite_int8"] < sizes["tflite_dynamic_range"] < sizes["tflite_float32"]
-    assert sizes["tflite_float16"] < sizes["tflite_float32"]
+    assert max(sizes["tflite_int8"], sizes["tflite_dynamic_range"]) < sizes["tflite_float16"] < sizes["tflite_float32"]
 
 
 def test_onnx_keeps_names_and_a_free_batch(taxi: StepRun) -> None:

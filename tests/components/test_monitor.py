@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from components import artifacts
-from components.config import ExportConfig, MonitorConfig
+from components.config import SECTIONS, MonitorConfig
 from components.errors import DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
 from components.monitor import MonitorResult, monitor
@@ -51,7 +51,7 @@ def made(tmp_path: Path) -> Path:
     builder.update({**_data(2000, 0), "label": np.zeros(2000, np.int64)})
     files = {"statistics": "validate", "proof": "verify", "pushed": "push"}
     for name, step in files.items():
-        with artifacts.writing(tmp_path / name, step=step, inputs={}, config=ExportConfig()) as out:
+        with artifacts.writing(tmp_path / name, step=step, inputs={}, config=SECTIONS[step]()) as out:
             if name == "statistics":
                 (out.path / "statistics.json").write_text(to_json({"train": builder.finish()}))
             if name == "proof":

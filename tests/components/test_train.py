@@ -212,7 +212,7 @@ def test_tensorboard_events_lie_beside_the_model_and_change_no_digest(run_train,
         ({"model": {"name": "tabluar"}}, ConfigError, "Did you mean 'tabular'"),
         ({"model": {"name": "no_such_package.nets:build"}}, ConfigError, "no module 'no_such_package'"),
         ({"model": {"name": "models.tabular:biuld"}}, ConfigError, "has no 'biuld'. Did you mean 'build'"),
-        ({"model": {"name": "tabular", "args": {"hiden": 3}}}, ConfigError, "cannot be built with model.args"),
+        ({"model": {"name": "tabular", "args": {"hiden": 3}}}, ConfigError, "unexpected keyword argument .hiden"),
         (
             {"model": {"name": "tests.components.test_train:build_nothing"}},
             ConfigError,

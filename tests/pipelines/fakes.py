@@ -54,7 +54,7 @@ def settings(**sections: Any) -> dict[str, Any]:
     """The fewest settings that make a config, and `sections` over them."""
     fewest = {
         "name": "tiny",
-        "data": {"path": "data.csv"},
+        "data": {"path": "data.csv", "task": "binary"},
         "evaluate": {"thresholds": [{"metric": "auc", "min": 0.5}]},
     }
     return fewest | sections

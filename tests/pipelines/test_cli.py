@@ -89,3 +89,9 @@ def test_every_command_is_there(name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"headrace {name}" in done.stdout
+
+
+def test_predict_takes_its_options_at_once() -> None:
+    done = CliRunner().invoke(cli.main, ["predict", "--help"])
+    assert done.exit_code == 0
+    assert "--url" in done.output and "--model" in done.output

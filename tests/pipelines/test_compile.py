@@ -18,7 +18,11 @@ from pipelines.training import build_pipeline
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
-TINY = {"name": "tiny", "data": {"path": "data.csv"}, "evaluate": {"thresholds": [{"metric": "auc", "min": 0.5}]}}
+TINY = {
+    "name": "tiny",
+    "data": {"path": "data.csv", "task": "binary"},
+    "evaluate": {"thresholds": [{"metric": "auc", "min": 0.5}]},
+}
 
 
 def golden_text(config: Path) -> str:

@@ -20,7 +20,7 @@ from pipelines.config import PipelineConfig, golden_files, json_schema, load_con
 PROJECT = Path(__file__).resolve().parents[2]
 HEAD = """\
 name: tiny
-data: {path: data.csv}
+data: {path: data.csv, task: binary}
 evaluate:
   thresholds:
   - {metric: auc, min: 0.5}

@@ -146,7 +146,13 @@ def test_a_failing_step_ends_the_run_and_is_in_the_summary(tmp_path: Path) -> No
     assert summary["exit_code"] == 1
     assert [(step["name"], step["state"]) for step in summary["steps"]] == [("make", "done"), ("shape", "failed")]
     assert summary["steps"][1]["reasons"] == ["row 3 has no label"]
-    assert {path.name for path in (tmp_path / "tiny").iterdir()} == {".lock", "config.yaml", "made", "summary.json"}
+    assert {path.name for path in (tmp_path / "tiny").iterdir()} == {
+        ".lock",
+        "config.yaml",
+        "log.txt",
+        "made",
+        "summary.json",
+    }
 
 
 def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tmp_path: Path) -> None:
@@ -159,6 +165,16 @@ def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tm
     run(fakes.config_of(), runs_dir=tmp_path, steps=fakes.table(look), console=fakes.quiet())
     assert summary.exists()
     run(fakes.config_of(), runs_dir=tmp_path, steps=fakes.table(look), force=["make"], console=fakes.quiet())
+
+
+def test_devices_are_divided_before_the_first_step_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.train import devices
+
+    calls: list[str] = []
+    monkeypatch.setattr(devices, "prepare", lambda config: calls.append(f"prepare {config.num_devices}"))
+    config = fakes.config_of(train={"strategy": "mirrored", "num_devices": 2})
+    run(config, runs_dir=tmp_path, steps=fakes.table(calls=calls), until="make", console=fakes.quiet())
+    assert calls == ["prepare 2", "make"]
 
 
 def test_an_interrupted_run_says_so_in_its_summary(tmp_path: Path) -> None:
@@ -382,7 +398,7 @@ def test_command_says_what_stands_in_the_way_of_its_folder(workplace: Path) -> N
     Path("runs").write_text("a file in the way")
     code, output = run_command("tiny.yaml")
     assert code == 1, output
-    assert "Error: runs is a file, but artifacts go into that folder." in output or "runs/tiny is a file" in output
+    assert "Error: runs is a file, but a folder is needed there. Move it, or choose another folder." in output
 
 
 def test_command_refuses_step_options_with_kfp(workplace: Path) -> None:

@@ -20,7 +20,11 @@ from pipelines.compile import compile_pipeline
 from pipelines.config import PipelineConfig
 from pipelines.submit import main
 
-TINY = {"name": "tiny", "data": {"path": "data.csv"}, "evaluate": {"thresholds": [{"metric": "auc", "min": 0.5}]}}
+TINY = {
+    "name": "tiny",
+    "data": {"path": "data.csv", "task": "binary"},
+    "evaluate": {"thresholds": [{"metric": "auc", "min": 0.5}]},
+}
 TOKEN = "s3cret"
 
 
