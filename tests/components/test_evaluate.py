@@ -66,6 +66,14 @@ def test_thresholds_decide(taxi: StepRun, tmp_path: Path, threshold: dict[str, A
     assert all(threshold["metric"] in reason for reason in result.reasons)
 
 
+@pytest.mark.parametrize(("metric", "sign"), [("accuracy", 1), ("loss", -1)])
+def test_the_worst_slices_come_first(taxi: StepRun, tmp_path: Path, metric: str, sign: int) -> None:
+    threshold = {"metric": metric, "min": -1.0, "max": 100.0}
+    result = evaluate(taxi, tmp_path / "evaluation", thresholds=[threshold], slices=["payment_type"])
+    values = [sign * piece["metrics"][metric] for piece in result.slices]
+    assert len(values) > 2 and values == sorted(values)
+
+
 def test_one_failed_check_is_enough_to_refuse(taxi: StepRun, tmp_path: Path) -> None:
     thresholds = [{"metric": "auc", "min": 0.1}, {"metric": "auc", "min": 0.9999}]
     result = evaluate(taxi, tmp_path / "evaluation", thresholds=thresholds)

@@ -72,7 +72,7 @@ def _log(file: Path, requests: list[dict[str, Any]]) -> Path:
 
 def _monitor(made: Path, **fields: Any) -> MonitorResult:
     paths = {name: made / name for name in ("statistics", "proof", "pushed")}
-    return monitor(**paths, monitoring=made / "monitoring", config=MonitorConfig(**fields))
+    return monitor(**paths, monitoring=made / "monitoring", config=MonitorConfig(**{"min_examples": 20, **fields}))
 
 
 def test_requests_like_the_train_split_are_ok(made):

@@ -96,9 +96,9 @@ def quiet() -> Console:
 EVALUATION = {
     "metrics": {"test": {"auc": 0.94, "loss": 0.33}, "validation": {"auc": 0.95, "loss": 0.31}},
     "slices": [
+        {"feature": "payment_type", "value": "Other", "num_examples": 60, "metrics": {"auc": 0.65}},
         {"feature": "payment_type", "value": "Cash", "num_examples": 900, "metrics": {"auc": 0.71}},
         {"feature": "payment_type", "value": "Card", "num_examples": 800, "metrics": {"auc": 0.93}},
-        {"feature": "payment_type", "value": "Other", "num_examples": 60, "metrics": {"auc": 0.65}},
     ],
     "baseline": {"auc": 0.5},
     "primary_metric": "auc",

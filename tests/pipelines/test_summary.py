@@ -106,10 +106,10 @@ def test_no_compressed_forms_no_table(tmp_path: Path) -> None:
     assert "Compressed forms" not in printed(tmp_path, {"compress": {"formats": []}})
 
 
-def test_worst_slices_of_a_loss_are_the_largest() -> None:
-    slices = [{"feature": "f", "value": v, "num_examples": 9, "metrics": {"loss": v}} for v in (1.0, 3.0, 2.0, None)]
-    assert [each["value"] for each in worst_slices({"primary_metric": "loss", "slices": slices}, 1)] == [3.0, 2.0]
-    assert [each["value"] for each in worst_slices({"primary_metric": "auc", "slices": slices}, 1)] == []
+def test_slices_without_the_metric_are_not_shown() -> None:
+    slices = [{"feature": "f", "value": v, "num_examples": 9, "metrics": {"auc": v}} for v in (0.6, 0.8, None)]
+    assert [each["value"] for each in worst_slices({"primary_metric": "auc", "slices": slices}, 1)] == [0.6, 0.8]
+    assert worst_slices({"primary_metric": "loss", "slices": slices}, 1) == []
 
 
 def test_small_slices_count_only_if_all_are_small() -> None:
