@@ -21,7 +21,7 @@ lint: $(VENV)/.installed
 # What the tests compare with: resolved configs, the JSON Schema, compiled pipelines.
 golden: $(VENV)/.installed
 	$(BIN)/python -m pipelines.config --write-golden
-	$(BIN)/python -m pipelines.compile --write-golden
+	$(BIN)/python -m tests.pipelines.test_compile
 
 lock:
 	$(PYTHON) -m venv $(VENV)

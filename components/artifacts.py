@@ -18,6 +18,8 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from components import external, plugins
-from components.errors import ArtifactError, HeadraceError
+from components.errors import ArtifactError, ConfigError, HeadraceError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
@@ -33,6 +35,12 @@ FORMAT_VERSION = 1
 VOLATILE = "tensorboard"
 _OUR_PACKAGES = ("components", "models", "serving")
 _VERSIONED = ("tensorflow", "keras")
+_VERSIONED_BY_STEP = {
+    "ingest": ("duckdb", "pyarrow"),
+    "compress": ("ai-edge-litert",),
+    "export": ("tf2onnx", "onnx"),
+    "verify": ("ai-edge-litert", "onnxruntime"),
+}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR)
@@ -159,7 +167,9 @@ def make_fingerprint_parts(*, step: str, inputs: Mapping[str, Path], config: Bas
         "inputs": {name: read_manifest(path).digest for name, path in sorted(inputs.items())},
         "config": settings,
         "source": source_digests(step_modules(step, settings)),
-        "versions": {package: importlib.metadata.version(package) for package in _VERSIONED},
+        "versions": {
+            package: importlib.metadata.version(package) for package in (*_VERSIONED, *_VERSIONED_BY_STEP.get(step, ()))
+        },
         "outside": external.state(step, config, inputs),
     }
 
@@ -176,14 +186,20 @@ def digest_file(path: Path) -> str:
 
 
 def source_digests(modules: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of each module of `modules` and of every module of the same packages that they import, at any depth."""
-    modules = list(modules)
-    packages = {*_OUR_PACKAGES, *(name.partition(".")[0] for name in modules)}
+    """SHA-256 of each module of `modules` and of every module that they import, at any depth, installed packages apart.
+
+    Raises:
+        ConfigError: a module is no valid Python.
+    """
     found: dict[str, str] = {}
-    waiting = modules
+    installed: dict[str, bool] = {}
+    waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        if name in found or name.partition(".")[0] not in packages or (file := _source_file(name)) is None:
+        package = name.partition(".")[0]
+        if package not in installed:
+            installed[package] = _is_installed(package)
+        if name in found or installed[package] or (file := _source_file(name)) is None:
             continue
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         digest, imported = _digest_and_imports(file, package, file.stat().st_mtime_ns)
@@ -202,6 +218,23 @@ def step_modules(step: str, settings: Mapping[str, Any]) -> list[str]:
     return [name.partition(":")[0] for name in modules]
 
 
+def _is_installed(package: str) -> bool:
+    """Whether a top-level module is of the standard library or of an installed package, whose version says what it is."""
+    if package in _OUR_PACKAGES or package in sys.stdlib_module_names:
+        return package not in _OUR_PACKAGES
+    plugins.make_importable()
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return True
+    if spec is None:
+        return True
+    # A folder without __init__.py has no origin.
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    folders = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return any(Path(place).is_relative_to(folder) for place in places for folder in folders)
+
+
 def _source_file(module: str) -> Path | None:
     """The file of a module, found without importing its package, which may import TensorFlow."""
     plugins.make_importable()
@@ -211,7 +244,7 @@ def _source_file(module: str) -> Path | None:
         for part in rest:
             name = f"{name}.{part}"
             spec = spec and importlib.machinery.PathFinder.find_spec(name, spec.submodule_search_locations or ())
-    except (ImportError, ValueError):
+    except (ImportError, ValueError, KeyError):
         return None
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
@@ -220,7 +253,11 @@ def _source_file(module: str) -> Path | None:
 def _digest_and_imports(file: Path, package: str, _mtime_ns: int) -> tuple[str, list[str]]:
     text = file.read_bytes()
     imported: list[str] = []
-    for node in ast.walk(ast.parse(text, str(file))):
+    try:
+        tree = ast.parse(text, str(file))
+    except SyntaxError as error:
+        raise ConfigError(f"{file}:{error.lineno}: {error.msg}. Mend the module, or name another.") from error
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and (node.level == 0 or package):

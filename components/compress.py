@@ -71,10 +71,11 @@ class _Judge:
             preprocessing.output_spec.task,
             formats.output_name(preprocessing.output_spec),
         )
+        self.metric = config.metric or config.primary_metric
         known = metrics.TASK_METRICS[self.task]
-        if config.metric not in known:
+        if self.metric not in known:
             raise ConfigError(
-                f"compress.metric: a {self.task} task has no metric '{config.metric}'.{did_you_mean(config.metric, known)}"
+                f"compress.metric: a {self.task} task has no metric '{self.metric}'.{did_you_mean(self.metric, known)}"
             )
         model = model_files.load_model(model_path)
         self.core = formats.Core(preprocessing, model)
@@ -84,7 +85,7 @@ class _Judge:
         self.reference = model_files.Predictor(model, preprocessing.output_spec)(
             preprocessing.transform_in_batches(test)
         )
-        self.reference_value = metrics.compute(self.task, self.labels, self.reference)[config.metric]
+        self.reference_value = metrics.compute(self.task, self.labels, self.reference)[self.metric]
         self.calibration = self._calibration_examples(examples, preprocessing) if "int8" in config.formats else None
 
     def convert(self, name: str, directory: Path) -> tuple[dict[str, Any], formats.Format]:
@@ -105,12 +106,12 @@ class _Judge:
         return row, form
 
     def _row(self, name: str, size_bytes: int, answers: np.ndarray) -> dict[str, Any]:
-        value = metrics.compute(self.task, self.labels, answers)[self.config.metric]
-        drop = metrics.improvement(self.config.metric, self.reference_value, value)
+        value = metrics.compute(self.task, self.labels, answers)[self.metric]
+        drop = metrics.improvement(self.metric, self.reference_value, value)
         agreement = metrics.top1_agreement(self.reference, answers)
         failures = []
         if not drop <= self.config.max_drop:
-            failures.append(f"{self.config.metric} falls by {drop:.4f}, at most {self.config.max_drop} allowed")
+            failures.append(f"{self.metric} falls by {drop:.4f}, at most {self.config.max_drop} allowed")
         if agreement < self.config.min_top1_agreement:
             failures.append(
                 f"answers as the Keras model does on {agreement:.4f}, at least {self.config.min_top1_agreement} wanted"
@@ -118,7 +119,7 @@ class _Judge:
         return {
             "format": name,
             "size_bytes": size_bytes,
-            "metric": self.config.metric,
+            "metric": self.metric,
             "value": value,
             "baseline_value": self.reference_value,
             "drop": drop,

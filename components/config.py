@@ -32,6 +32,20 @@ def inherited(default: Any) -> Any:
     return Field(default, json_schema_extra={"inherited": True})
 
 
+def _refuse_unread(section: Section, fields: list[str], setting: str) -> None:
+    """Refuse options that another setting makes nobody read.
+
+    Their default passes even where it is written out, because the resolved config of a run writes out everything.
+
+    Raises:
+        ValueError: naming the option and the setting.
+    """
+    for name in fields:
+        value = getattr(section, name)
+        if value != type(section).model_fields[name].default:
+            raise ValueError(f"nothing reads {name} with {setting}: leave out '{name}', received {value!r}")
+
+
 def inherited_fields(section: type[BaseModel]) -> list[str]:
     """Names of the fields of a section that the top of the tree sets."""
     extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
@@ -59,6 +73,11 @@ class SplitConfig(Section):
     def _leaves_rows_to_train_on(self) -> SplitConfig:
         if self.validation + self.test >= 1:
             raise ValueError("validation + test must be below 1, or no rows are left to train on")
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_a_reader(self) -> SplitConfig:
+        _refuse_unread(self, ["column"] if self.method == "hash" else ["key", "test"], f"method: {self.method}")
         return self
 
 
@@ -150,6 +169,11 @@ class Text(Section):
     length: Count = Field(256, description="ids: number of words kept, counted from the start.")
     output: Literal["ids", "tf_idf"] = "ids"
 
+    @model_validator(mode="after")
+    def _length_has_a_reader(self) -> Text:
+        _refuse_unread(self, ["length"] if self.output == "tf_idf" else [], f"output: {self.output}")
+        return self
+
 
 class Image(Section):
     """An image scaled to [0, 1], resized if asked, then normalised by mean and standard deviation per channel."""
@@ -194,9 +218,10 @@ class OptimizerConfig(Section):
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="Largest global norm of the gradients.")
 
     @model_validator(mode="after")
-    def _decay_has_a_reader(self) -> OptimizerConfig:
+    def _options_have_a_reader(self) -> OptimizerConfig:
         if self.weight_decay and self.name == "adam":
             raise ValueError("adam has no weight_decay; use name: adamw")
+        _refuse_unread(self, [] if self.name == "sgd" else ["momentum"], f"name: {self.name}")
         return self
 
 
@@ -228,6 +253,11 @@ class TrainConfig(Section):
     tensorboard: bool = Field(False, description="Write event files beside the model.")
     seed: int = inherited(0)
     model: ModelConfig = inherited(ModelConfig())
+
+    @model_validator(mode="after")
+    def _num_devices_has_a_reader(self) -> TrainConfig:
+        _refuse_unread(self, [] if self.strategy == "mirrored" else ["num_devices"], f"strategy: {self.strategy}")
+        return self
 
 
 class Threshold(Section):
@@ -270,7 +300,9 @@ class CompressConfig(Section):
     """Smaller TFLite forms, each with a gate of its own (step `compress`)."""
 
     formats: list[Literal["float16", "dynamic_range", "int8"]] = ["float16", "dynamic_range", "int8"]
-    metric: str = Field("accuracy", description="The metric of the test split that may not fall.")
+    metric: str | None = Field(
+        None, description="The metric of the test split that may not fall; default: that of the first threshold."
+    )
     max_drop: Annotated[float, Field(ge=0)] = Field(
         0.01, description="Largest loss of `metric` against the float32 model."
     )
@@ -281,6 +313,7 @@ class CompressConfig(Section):
         "omit", description="omit: leave the form out and say so; fail: stop the run."
     )
     num_calibration_examples: Count = 500
+    primary_metric: str = inherited("")
     seed: int = inherited(0)
 
 

@@ -30,7 +30,7 @@ class EvaluateResult:
 
     Attributes:
         metrics: Split -> metric -> value; None where a metric is not defined.
-        slices: The test split by the values of a feature: `feature, value, num_examples, metrics`; the worst by
+        slices: The test split by the values of a feature: `feature, value, num_examples, metrics, baseline`; the worst by
             `primary_metric` first.
         baseline: The test split's metrics of always answering with the train split's class shares.
         champion: The newest other pushed version, its test metrics; None if there is none.
@@ -90,8 +90,7 @@ class _Evaluation:
 
     def result(self) -> EvaluateResult:
         by_split = {split: metrics.compute(self.task, self.labels[split], self.answers[split]) for split in SPLITS}
-        num_classes = max(len(self.preprocessing.classes), 1)
-        baseline = metrics.baseline(self.task, self.labels["train"], self.labels["test"], num_classes)
+        baseline = self._baseline(self.labels["test"])
         primary = self.config.thresholds[0].metric
         slices = sorted(self._slices(), key=lambda piece: _worst_first(primary, piece["metrics"][primary]))
         champion = self._champion()
@@ -103,7 +102,10 @@ class _Evaluation:
         reasons += self._compare(by_split["test"], champion)
         return EvaluateResult(
             metrics={split: metrics.jsonable(values) for split, values in by_split.items()},
-            slices=[{**piece, "metrics": metrics.jsonable(piece["metrics"])} for piece in slices],
+            slices=[
+                {**piece, **{name: metrics.jsonable(piece[name]) for name in ("metrics", "baseline")}}
+                for piece in slices
+            ],
             baseline=metrics.jsonable(baseline),
             champion=champion,
             blessed=all(reason.startswith("passed") for reason in reasons),
@@ -121,7 +123,11 @@ class _Evaluation:
                     "value": self._name(feature, value),
                     "num_examples": int(rows.sum()),
                     "metrics": metrics.compute(self.task, self.labels["test"][rows], self.answers["test"][rows]),
+                    "baseline": self._baseline(self.labels["test"][rows]),
                 }
+
+    def _baseline(self, labels: np.ndarray) -> Metrics:
+        return metrics.baseline(self.task, self.labels["train"], labels, max(len(self.preprocessing.classes), 1))
 
     def _name(self, feature: str, value: Any) -> str:
         info = self.preprocessing.info
@@ -137,7 +143,7 @@ class _Evaluation:
         for piece in slices if threshold.slices else []:
             if piece["num_examples"] >= self.config.min_slice_examples:
                 where = f"test[{piece['feature']}={piece['value']}]"
-                yield from _check_bounds(where, threshold, piece["metrics"][metric], baseline[metric])
+                yield from _check_bounds(where, threshold, piece["metrics"][metric], piece["baseline"][metric])
 
     def _champion(self) -> dict[str, Any] | None:
         if self.config.champion is None:

@@ -171,11 +171,13 @@ def check_slices(info: ExamplesInfo, slices: list[str]) -> None:
     Raises:
         ConfigError: naming the feature, and the nearest that will do.
     """
-    sliceable = [name for name, feature in info.features.items() if feature.type in ("int", "string")]
+    sliceable = [name for name, feature in info.features.items() if _is_sliceable(feature)]
     for name in slices:
         if name not in sliceable:
+            tensor = name in info.features and info.features[name].shape
+            received = f" but a tensor of shape {tensor}" if tensor else ""
             raise ConfigError(
-                f"evaluate.slices: '{name}' is no string or integer feature.{did_you_mean(name, sliceable)}"
+                f"evaluate.slices: '{name}' is no string or integer feature{received}.{did_you_mean(name, sliceable)}"
             )
 
 
@@ -230,6 +232,10 @@ def read_arrays(examples: Path, split: str) -> dict[str, np.ndarray]:
             f"Delete {examples} and run ingest again."
         )
     return arrays
+
+
+def _is_sliceable(feature: Feature) -> bool:
+    return feature.type in ("int", "string") and not feature.shape
 
 
 def _column(feature: Feature) -> tf.io.FixedLenFeature:

@@ -33,7 +33,6 @@ class ExportResult:
 
 def export(
     *,
-    examples: Path,
     statistics: Path,
     transform: Path,
     model: Path,
@@ -44,7 +43,6 @@ def export(
     """Write every form into one artifact, beside the list of them.
 
     Args:
-        examples: Artifact of `ingest`.
         statistics: Artifact of `validate`; its schema travels with the model.
         transform: Artifact of `transform`.
         model: Artifact of `train`.
@@ -55,20 +53,8 @@ def export(
     Raises:
         HeadraceError: a converter cannot take the model; the message names the operation.
     """
-    inputs = {
-        "examples": examples,
-        "statistics": statistics,
-        "transform": transform,
-        "model": model,
-        "compressed": compressed,
-    }
-    made_by = {
-        "examples": "ingest",
-        "statistics": "validate",
-        "transform": "transform",
-        "model": "train",
-        "compressed": "compress",
-    }
+    inputs = {"statistics": statistics, "transform": transform, "model": model, "compressed": compressed}
+    made_by = {"statistics": "validate", "transform": "transform", "model": "train", "compressed": "compress"}
     for name, path in inputs.items():
         artifacts.open_artifact(path, step=made_by[name])
     with artifacts.writing(exported, step="export", inputs=inputs, config=config) as out:

@@ -35,6 +35,14 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
     return {}
 
 
+def why_unknown(step: str, config: BaseModel) -> str | None:
+    """Why nobody can tell whether a step's outside state has changed, so that it runs each time; `None` if one can."""
+    settings: Any = config
+    if step == "ingest" and ":" in settings.source and digest_data(settings.path, "data.path") is None:
+        return f"source {settings.source} reads no file of data.path, so it is asked again"
+    return None
+
+
 def digest_data(path: str | None, setting: str) -> str | None:
     """Digest of the bytes of a file, of every file below a folder, or of the files of a glob; `None` if there is none.
 
@@ -46,9 +54,11 @@ def digest_data(path: str | None, setting: str) -> str | None:
     digest = hashlib.sha256()
     place: Path | str = path
     try:
+        root = path if Path(path).is_dir() else Path(path).parent
         files = data_files(path)
         for place in files:
-            digest.update(f"{place.name}\0{place.stat().st_size}\0".encode())
+            # With its folders: the label of an image is the folder that it lies in.
+            digest.update(f"{os.path.relpath(place, root)}\0{place.stat().st_size}\0".encode())
             with place.open("rb") as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)

@@ -197,10 +197,19 @@ def make_runner(form: Format, export: Path, output: str) -> Runner:
 
 
 def answer_in_batches(run: Runner, arrays: Arrays, batch_size: int = 256) -> np.ndarray:
-    """The answers for all examples, `batch_size` at a time."""
+    """The answers for all examples, `batch_size` at a time.
+
+    Raises:
+        HeadraceError: there are more or fewer answers than examples.
+    """
     num_examples = len(next(iter(arrays.values())))
     starts = range(0, num_examples, batch_size)
-    return np.concatenate([run({k: v[i : i + batch_size] for k, v in arrays.items()}) for i in starts])
+    answers = np.concatenate([run({k: v[i : i + batch_size] for k, v in arrays.items()}) for i in starts])
+    if len(answers) != num_examples:
+        raise HeadraceError(
+            f"{num_examples} examples were asked and {len(answers)} answered: the batch dimension is lost."
+        )
+    return answers
 
 
 def size_bytes(path: Path) -> int:

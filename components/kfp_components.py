@@ -118,7 +118,6 @@ def compress(
 def export(
     config: str,
     code_digest: str,
-    examples: Input[Dataset],
     statistics: Input[Artifact],
     transform: Input[Artifact],
     model: Input[Model],
@@ -127,8 +126,8 @@ def export(
 ) -> None:
     from components.kfp_components import run_step
 
-    inputs = {"examples": examples, "statistics": statistics, "transform": transform}
-    run_step("export", "export", config, **inputs, model=model, compressed=compressed, exported=exported)
+    inputs = {"statistics": statistics, "transform": transform, "model": model, "compressed": compressed}
+    run_step("export", "export", config, **inputs, exported=exported)
 
 
 def verify(

@@ -11,6 +11,8 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,7 +59,7 @@ def resolve(name: str, table: dict[str, str], setting: str) -> Any:
     """Import what a name stands for.
 
     Raises:
-        ConfigError: the name, its module or the attribute does not exist.
+        ConfigError: the name, its module or the attribute does not exist, or a module of the user's cannot be imported.
     """
     module_name, _, attribute = target(name, table, setting).partition(":")
     make_importable()
@@ -65,10 +67,17 @@ def resolve(name: str, table: dict[str, str], setting: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
+            if not is_own(name):
+                raise
+            raise _unimportable(name, setting, error) from error
         raise ConfigError(
             f"{setting}: no module '{error.name}' for '{name}'. Install its package, or start from the folder it is in."
         ) from error
+    # A script without a main guard may even exit.
+    except (Exception, SystemExit) as error:
+        if not is_own(name):
+            raise
+        raise _unimportable(name, setting, error) from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:
@@ -76,6 +85,23 @@ def resolve(name: str, table: dict[str, str], setting: str) -> Any:
         raise ConfigError(
             f"{setting}: module '{module_name}' has no '{attribute}'.{did_you_mean(attribute, public)}"
         ) from error
+
+
+def is_own(name: str) -> bool:
+    """Whether a name stands for code of the user's, an import path, whose errors are no defect of ours."""
+    return ":" in name
+
+
+def describe(error: BaseException) -> str:
+    """An error of the user's code with its place: `ValueError: no such table (own.py, line 3)`."""
+    kind, reason = type(error).__name__, str(error)
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    libraries = (os.path.dirname(__file__), *(sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")))
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{kind}: {reason}{place}" if reason else f"{kind}{place}"
 
 
 def check_arguments(
@@ -107,3 +133,9 @@ def make_importable() -> None:
     """Let import paths in a config name modules of the working directory, whichever command runs."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def _unimportable(name: str, setting: str, error: BaseException) -> ConfigError:
+    module_name = name.partition(":")[0]
+    mend = "Correct it, or install what it needs"
+    return ConfigError(f"{setting}: module '{module_name}' cannot be imported: {describe(error)}. {mend}.")

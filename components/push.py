@@ -67,7 +67,7 @@ def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: 
             "export_digest": manifests["exported"].digest,
             "metrics": manifests["evaluation"].result["metrics"],
             "reasons": manifests["evaluation"].result["reasons"],
-            "proof": manifests["proof"].result,
+            "proof": json.loads((proof / "proof.json").read_text()),
         }
         with _only_push_to(base):
             version = _version_holding(base, record["export_digest"]) or _copy(
@@ -145,4 +145,6 @@ def _copy(exported: Path, base: Path, record: dict[str, object], resolved_config
 
 def _forget_old(base: Path, keep: int) -> None:
     for number in versions(base)[:-keep]:
-        shutil.rmtree(base / str(number))
+        # Under another name first: half a version must not look like one.
+        condemned = (base / str(number)).rename(base / f".push-old-{number}")
+        shutil.rmtree(condemned)

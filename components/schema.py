@@ -160,7 +160,8 @@ def raise_errors(anomalies: Sequence[Anomaly]) -> None:
 def _infer_feature(feature: Feature, seen: FeatureStatistics) -> FeatureSchema:
     share = seen.present / seen.count
     fields: dict[str, Any] = {"min_fraction": 1.0 if not seen.missing else math.floor(share * 90) / 100}
-    all_kept = seen.num_unique == len(seen.top_values)
+    # YAML holds no bytes that are not text; `validate` refuses them with a better message.
+    all_kept = seen.num_unique == len(seen.top_values) and not seen.num_invalid_utf8
     if feature.type == "string" and all_kept and 0 < len(seen.top_values) <= LOW_CARDINALITY:
         fields["domain"] = sorted(str(value) for value, _ in seen.top_values)
     if feature.type in ("int", "float") and seen.min is not None:

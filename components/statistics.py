@@ -52,7 +52,8 @@ class FeatureStatistics:
         log1p_std: int, float: its population standard deviation.
         num_infinite: float: values that are infinite.
         top_values: int, string (not text): `(value, count)`, most frequent first, then by value.
-        num_unique: int, string (not text): distinct values; a lower bound beyond eight times those kept.
+        num_unique: int, string: distinct values (of text, words); a lower bound beyond eight times those kept.
+        num_invalid_utf8: string: rows that are not text in UTF-8.
         mean_length_bytes: string: mean length.
         top_tokens: text: `(token, count, num_documents)`, most frequent first, then by token.
         num_tokens: text: words in all.
@@ -75,6 +76,7 @@ class FeatureStatistics:
     num_infinite: int = 0
     top_values: tuple[tuple[int | str, int], ...] = ()
     num_unique: int | None = None
+    num_invalid_utf8: int = 0
     mean_length_bytes: float | None = None
     top_tokens: tuple[tuple[str, int, int], ...] = ()
     num_tokens: int | None = None
@@ -425,7 +427,7 @@ class _Numbers:
 
 class _Strings:
     def __init__(self, max_top_values: int) -> None:
-        self._count = self._missing = self._length = 0
+        self._count = self._missing = self._length = self._invalid = 0
         self._top = _TopCounts(max_top_values)
 
     def update(self, batch: np.ndarray) -> None:
@@ -433,11 +435,12 @@ class _Strings:
         self._count += len(batch)
         self._missing += counts.pop(b"", 0)
         self._length += sum(len(value) * count for value, count in counts.items())
+        self._invalid += sum(count for value, count in counts.items() if not _is_utf8(value))
         self._top.update(list(counts.keys()), list(counts.values()))
 
     def merge(self, other: _Strings) -> None:
         self._count, self._missing = self._count + other._count, self._missing + other._missing
-        self._length += other._length
+        self._length, self._invalid = self._length + other._length, self._invalid + other._invalid
         self._top.merge(other._top)
 
     def finish(self) -> FeatureStatistics:
@@ -447,19 +450,21 @@ class _Strings:
             missing=self._missing,
             top_values=self._top.finish(),
             num_unique=self._top.num_unique,
+            num_invalid_utf8=self._invalid,
             mean_length_bytes=_mean(self._length, self._count - self._missing),
         )
 
 
 class _Texts:
     def __init__(self, max_top_values: int) -> None:
-        self._count = self._missing = self._length = self._num_tokens = 0
+        self._count = self._missing = self._length = self._num_tokens = self._invalid = 0
         self._tokens, self._documents = _TopCounts(max_top_values), Counter[bytes]()
 
     def update(self, batch: np.ndarray) -> None:
         self._count += len(batch)
         self._missing += sum(not text for text in batch)
         self._length += sum(len(text) for text in batch)
+        self._invalid += sum(not _is_utf8(text) for text in batch)
         words = tokenize(tf.constant(batch, tf.string))
         tokens, places, counts = tf.unique_with_counts(words.flat_values)
         pairs = np.unique(words.value_rowids().numpy() * max(len(tokens), 1) + places.numpy().astype(np.int64))
@@ -472,6 +477,7 @@ class _Texts:
     def merge(self, other: _Texts) -> None:
         self._count, self._missing = self._count + other._count, self._missing + other._missing
         self._length, self._num_tokens = self._length + other._length, self._num_tokens + other._num_tokens
+        self._invalid += other._invalid
         self._tokens.merge(other._tokens)
         self._documents.update(other._documents)
         self._forget_rare()
@@ -485,6 +491,8 @@ class _Texts:
             type="string",
             count=self._count,
             missing=self._missing,
+            num_unique=self._tokens.num_unique,
+            num_invalid_utf8=self._invalid,
             mean_length_bytes=_mean(self._length, self._count - self._missing),
             top_tokens=tuple(tokens),
             num_tokens=self._num_tokens,
@@ -530,6 +538,14 @@ class _Images:
             channel_mean=tuple(mean.tolist()),
             channel_std=tuple(np.sqrt(variance).tolist()),
         )
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _mean(total: float, count: int) -> float | None:

@@ -145,7 +145,10 @@ def fit_bucketize(
 def fit_vocabulary(
     op: Vocabulary, feature: Feature, stats: FeatureStatistics, where: str
 ) -> tuple[dict[str, Any], FeatureSpec]:
-    vocabulary = [value for value, count in stats.top_values if count >= op.min_count][: op.max_tokens]
+    vocabulary = [value for value, count in stats.top_values if count >= op.min_count]
+    if len(vocabulary) == len(stats.top_values):
+        _check_enough_kept(op.max_tokens or 0, len(vocabulary), stats, where)
+    vocabulary = vocabulary[: op.max_tokens]
     if not vocabulary:
         raise DataError(f"{where}: no value occurs {op.min_count} times in the train split. Lower min_count.")
     return {"vocabulary": vocabulary}, FeatureSpec(shape=(1,), dtype="int64", num_categories=len(vocabulary) + 1)
@@ -157,6 +160,7 @@ def fit_hash(op: Hash, feature: Feature, stats: FeatureStatistics, where: str) -
 
 def fit_text(op: Text, feature: Feature, stats: FeatureStatistics, where: str) -> tuple[dict[str, Any], FeatureSpec]:
     # Two places are taken by padding and the unknown word.
+    _check_enough_kept(op.max_tokens - 2, len(stats.top_tokens), stats, where)
     tokens = stats.top_tokens[: op.max_tokens - 2]
     if not tokens:
         raise DataError(f"{where}: there are no words in the train split.")
@@ -171,6 +175,15 @@ def fit_text(op: Text, feature: Feature, stats: FeatureStatistics, where: str) -
     if op.output == "tf_idf":
         return params, FeatureSpec(shape=(len(vocabulary) + 1,), dtype="float32")
     return params, FeatureSpec(shape=(op.length,), dtype="int64", num_categories=len(vocabulary) + 2, is_sequence=True)
+
+
+def _check_enough_kept(wanted: int, kept: int, stats: FeatureStatistics, where: str) -> None:
+    """Refuse a `max_tokens` that the statistics cannot fill though the data could."""
+    if wanted > kept and stats.num_unique is not None and stats.num_unique > kept:
+        raise ConfigError(
+            f"{where}.max_tokens: {wanted} values are wanted and the train split has more than the {kept} that the "
+            "statistics keep. Raise validate.max_top_values, or lower max_tokens."
+        )
 
 
 def fit_image(op: Image, feature: Feature, stats: FeatureStatistics, where: str) -> tuple[dict[str, Any], FeatureSpec]:

@@ -139,6 +139,12 @@ def _unusable_values(found: Statistics, split: str) -> Iterator[Anomaly]:
         if feature.num_infinite:
             message = f"{feature.num_infinite} values are infinite. Correct them, or leave those rows out."
             yield Anomaly("FLOAT_TYPE_HAS_INF", name, split, "error", message)
+        if feature.num_invalid_utf8:
+            message = (
+                f"{feature.num_invalid_utf8} of {feature.count} rows hold bytes that are not text in UTF-8. Convert them "
+                "to UTF-8, or leave the column out with data.drop."
+            )
+            yield Anomaly("INVALID_UTF8_STRING", name, split, "error", message)
         if split == "train" and not feature.present:
             message = "no row has a value, so nothing can be learnt from it. Leave it out with data.drop."
             yield Anomaly("FEATURE_TYPE_NO_VALUES", name, split, "warning", message)

@@ -78,6 +78,7 @@ class PipelineConfig(Section):
             "seed": self.seed,
             "model": self.model,
             "champion_path": f"{self.push.destination}/{self.name}",
+            "primary_metric": self.evaluate.thresholds[0].metric,
             "slice_features": self.evaluate.slices,
             "text_features": [op.input or name for name, op in self.transform.features.items() if op.op == "text"],
         }

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from components import plugins
-from components.config import TASK_METRICS, CompressConfig, inherited_fields
+from components.config import TASK_METRICS, inherited_fields
 from components.errors import ConfigError, did_you_mean
 
 _NAMED = (("data", "source", plugins.SOURCES), ("model", "name", plugins.MODELS))
@@ -99,9 +99,7 @@ def _metrics_asked_for(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...
     thresholds = _mapping(tree.get("evaluate")).get("thresholds")
     for number, threshold in enumerate(thresholds if isinstance(thresholds, list) else []):
         yield ("evaluate", "thresholds", str(number), "metric"), _mapping(threshold).get("metric")
-    compress = _mapping(tree.get("compress"))
-    if compress.get("formats") != []:
-        yield ("compress", "metric"), compress.get("metric", CompressConfig.model_fields["metric"].default)
+    yield ("compress", "metric"), _mapping(tree.get("compress")).get("metric")
 
 
 def _not_finite(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:

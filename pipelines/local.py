@@ -354,6 +354,7 @@ def _run_kfp(config: PipelineConfig, runs_dir: Path, options: dict[str, Any]) ->
 
     if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
         raise ConfigError(f"--runner kfp runs every step: leave out {', '.join(given)}.")
+    (runs_dir / config.name / "kfp" / SUMMARY).unlink(missing_ok=True)
     result = training.run_local(config, runs_dir)
     write_config(config, result.run_dir)
     write_summary(result)

@@ -50,7 +50,9 @@ def decide(step: Step, run_dir: Path, config: PipelineConfig, *, forced_by: str 
         return Decision(None, (str(error) if there else "it has not run yet",))
     now = made_from_now(step, run_dir, config)
     if manifest.step == step.name and manifest.fingerprint == artifacts.digest_of(now):
-        gone = external.why_gone(step.name, manifest.result)
+        gone = external.why_gone(step.name, manifest.result) or external.why_unknown(
+            step.name, config.step_config(step.section)
+        )
         return Decision(None, (gone,)) if gone else Decision(manifest, ("nothing that it follows from has changed",))
     return Decision(None, tuple(differences(manifest.made_from, now, step.section)) or ("its fingerprint changed",))
 

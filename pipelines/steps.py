@@ -39,7 +39,7 @@ STEPS = (
     Step("train", ("examples", "transform"), "model", "train"),
     Step("evaluate", ("examples", "transform", "model"), "evaluation", "evaluate"),
     Step("compress", ("examples", "transform", "model"), "compressed", "compress", gated=True),
-    Step("export", ("examples", "statistics", "transform", "model", "compressed"), "exported", "export", gated=True),
+    Step("export", ("statistics", "transform", "model", "compressed"), "exported", "export", gated=True),
     Step("verify", ("examples", "transform", "model", "exported"), "proof", "verify", gated=True),
     Step("push", ("model", "evaluation", "exported", "proof"), "pushed", "push", gated=True),
     Step("monitor", ("statistics", "proof", "pushed"), "monitoring", "monitor", gated=True),

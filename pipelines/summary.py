@@ -177,7 +177,7 @@ def curl_command(name: str, run_dir: Path) -> str:
 
 
 def _example_request(run_dir: Path) -> Mapping[str, Any] | None:
-    """The first request that `verify` sent, cut to one example, if it is short enough to paste."""
+    """The request of one held-out example that `verify` wrote, if it is short enough to paste."""
     file = run_dir / "proof" / "example_request.json"
     if not file.is_file() or file.stat().st_size > 4096:
         return None

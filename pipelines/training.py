@@ -56,6 +56,7 @@ def build_pipeline(config: PipelineConfig, *, image: str | None = None) -> Any:
     Returns:
         A `kfp.dsl` pipeline with one run-time parameter, `data_path`: where this run's data is (default: `data.path`).
     """
+    never_cached = (*NEVER_CACHED, *(["validate"] if config.validate_.schema_path else []))
     components = {step.name: make_component(step.name, image or default_image()) for step in STEPS}
 
     @dsl.pipeline(name=config.name, description=f"headrace: from data to a served model, experiment '{config.name}'.")
@@ -67,7 +68,7 @@ def build_pipeline(config: PipelineConfig, *, image: str | None = None) -> Any:
             if step.name == "ingest":
                 arguments["data_path"] = data_path
             task = components[step.name](**arguments)
-            task.set_caching_options(enable_caching=step.name not in NEVER_CACHED)
+            task.set_caching_options(enable_caching=step.name not in never_cached)
             made.update(task.outputs)
 
         for step in STEPS:

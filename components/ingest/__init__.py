@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from components import artifacts, plugins
 from components.config import DataConfig
-from components.errors import DataError, did_you_mean
+from components.errors import DataError, HeadraceError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, Feature, write_info
 from components.ingest import splits
 from components.ingest.columns import features_of
@@ -69,17 +70,30 @@ def read_source(config: DataConfig) -> Iterator[pa.RecordBatch]:
 
     Raises:
         ConfigError: there is no such source, or it takes no such argument.
-        DataError: it yields something else than record batches.
+        DataError: it yields something else than record batches, or a source of the user's fails.
     """
     source = plugins.resolve(config.source, plugins.SOURCES, "data.source")
     plugins.check_arguments(source, config.args, f"data.args of source '{config.source}'", path=config.path)
-    for batch in source(path=config.path, **config.args):
+    for batch in _batches(source, config):
         if not isinstance(batch, pa.RecordBatch):
             raise DataError(
                 f"data.source: '{config.source}' yielded a {type(batch).__name__}; a source yields "
                 "pyarrow.RecordBatch (a table's to_batches() gives them)."
             )
         yield batch
+
+
+def _batches(source: Callable[..., Iterable[Any]], config: DataConfig) -> Iterator[Any]:
+    try:
+        yield from source(path=config.path, **config.args)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        if not plugins.is_own(config.source):
+            raise
+        raise DataError(
+            f"data.source: '{config.source}' failed: {plugins.describe(error)}. Correct the source, or what it reads."
+        ) from error
 
 
 class _Rows:

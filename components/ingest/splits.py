@@ -23,6 +23,12 @@ SPLIT_NAMES = {
     "dev": VALIDATION,
     "test": TEST,
 }
+_BYTES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
 _MISSING, _END = "\x00", "\x1f"
 
 
@@ -107,6 +113,12 @@ def _canonical_text(values: pa.Array) -> pa.Array:
     if isinstance(values.type, pa.FixedShapeTensorType):
         rows = np.ascontiguousarray(values.to_numpy_ndarray())
         return pa.array([hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows])
-    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if any(is_bytes(values.type) for is_bytes in _BYTES):
         return pa.array([value if value is None else value.hex() for value in values.to_pylist()], pa.string())
-    return pc.cast(values, pa.string())
+    try:
+        return pc.cast(values, pa.string())
+    except pa.ArrowNotImplementedError:
+        # Nested columns and intervals: no feature can hold them, but `drop` comes after the split.
+        return pa.array([value if value is None else repr(value) for value in values.to_pylist()], pa.string())

@@ -26,11 +26,13 @@ class EpochOutcome:
     """What a run over some steps gave.
 
     Attributes:
-        loss: Mean training loss per example of the steps taken; 0 if every step was skipped.
+        total_loss: Sum over the steps taken of the mean loss per example.
+        steps: Steps taken.
         skipped_steps: Steps left out since mixed_float16 overflowed.
     """
 
-    loss: float
+    total_loss: float
+    steps: int
     skipped_steps: int
 
 
@@ -75,12 +77,11 @@ class Engine:
     def run(self, batches: Iterator[Any], num_steps: int) -> EpochOutcome:
         """Run `num_steps` steps on the batches of a distributed iterator, in one call of the compiled loop."""
         loss, skipped = self._run(batches, tf.constant(num_steps))
-        taken = num_steps - int(skipped)
-        return EpochOutcome(float(loss) / taken if taken else 0.0, int(skipped))
+        return EpochOutcome(float(loss), num_steps - int(skipped), int(skipped))
 
     def why_it_cannot_run(self, batches: Iterator[Any]) -> str | None:
         """Run one step and undo it: the reason if XLA cannot compile the model, None if it can."""
-        states = [*self.model.variables, *self.optimizer.variables, self.loss_scale, self.good_steps, *self._seeds()]
+        states = [*self.model.variables, *self.optimizer.variables, self.loss_scale, self.good_steps]
         before = [state.numpy() for state in states]
         try:
             self.run(batches, 1)
@@ -94,16 +95,12 @@ class Engine:
     def checkpoint_state(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on exactly, beside the counters of the loop."""
         return {
-            "model": self.model,
+            # Not the model itself: as an object it leaves out the states of its random generators.
+            "variables": [variable.value for variable in self.model.variables],
             "optimizer": self.optimizer,
             "loss_scale": self.loss_scale,
             "good_steps": self.good_steps,
-            "seeds": self._seeds(),
         }
-
-    def _seeds(self) -> list[tf.Variable]:
-        layers = self.model._flatten_layers(include_self=False, recursive=True)
-        return [layer.seed_generator.state.value for layer in layers if hasattr(layer, "seed_generator")]
 
     def _run_steps(self, batches: Iterator[Any], num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         total_loss, skipped = tf.constant(0.0), tf.constant(0)

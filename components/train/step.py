@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +151,7 @@ class Run:
         model_files.save_model(self.model, directory)
         (directory / "history.json").write_text(json.dumps(self.progress.history, indent=1))
         if self._events is not None:
-            self._events.rename(directory / artifacts.VOLATILE)
+            shutil.copytree(self._events, directory / artifacts.VOLATILE)
 
     def _check(self) -> None:
         num_examples = len(self._splits["train"].labels)
@@ -199,19 +200,19 @@ class Run:
 
     def _run_epoch(self, batches: Iterator[Any]) -> None:
         epoch = self.progress.epoch
-        loss, done, steps = 0.0, 0, self.batches.steps_per_epoch
+        total_loss, taken, done, steps = 0.0, 0, 0, self.batches.steps_per_epoch
         while done < steps:
             count = min(self.config.steps_per_execution, steps - done)
             outcome = self.engine.run(batches, count)
-            if not math.isfinite(outcome.loss):
-                raise HeadraceError(
-                    f"The training loss became {outcome.loss} in epoch {epoch + 1}, steps {done + 1} to {done + count}. "
-                    "Lower train.optimizer.learning_rate, set train.optimizer.clip_norm, or look at the data."
-                )
+            if not math.isfinite(outcome.total_loss):
+                raise _diverged(outcome.total_loss, f"in epoch {epoch + 1}, steps {done + 1} to {done + count}")
             done += count
-            loss += outcome.loss * count
+            taken += outcome.steps
+            total_loss += outcome.total_loss
             self.progress.skipped_steps += outcome.skipped_steps
-        self._finish_epoch(loss / steps)
+        if not taken:
+            raise _diverged(math.nan, f"in every step of epoch {epoch + 1}")
+        self._finish_epoch(total_loss / taken)
 
     def _finish_epoch(self, loss: float) -> None:
         validation = self._validate()
@@ -260,6 +261,13 @@ class Run:
             for name, value in entry.items():
                 tf.summary.scalar(name, math.nan if value is None else value)
         writer.close()
+
+
+def _diverged(loss: float, where: str) -> HeadraceError:
+    return HeadraceError(
+        f"The training loss became {loss} {where}. "
+        "Lower train.optimizer.learning_rate, set train.optimizer.clip_norm, or look at the data."
+    )
 
 
 def build_model(config: TrainConfig, inputs: dict[str, FeatureSpec], output: OutputSpec) -> keras.Model:

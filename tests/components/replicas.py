@@ -45,7 +45,9 @@ def train(
 ) -> dict[str, Any]:
     """Six steps; batch norm works on its moving statistics where `freeze_norm`, so that every replica computes alike."""
     config = TrainConfig(
-        strategy="mirrored" if num_devices > 1 else "one_device", num_devices=num_devices, global_batch_size=BATCH
+        strategy="mirrored" if num_devices > 1 else "one_device",
+        num_devices=num_devices if num_devices > 1 else None,
+        global_batch_size=BATCH,
     )
     strategy = devices.make_strategy(config)
     keras.config.set_dtype_policy(precision)
@@ -71,7 +73,7 @@ def train(
         for v in model.non_trainable_variables
     ]
     return {
-        "loss": outcome.loss,
+        "loss": outcome.total_loss / outcome.steps,
         "weights": [weight.numpy().tolist() for weight in model.trainable_variables],
         "statistics_by_replica": copies,
     }

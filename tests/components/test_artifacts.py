@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from components import artifacts
-from components.config import EvaluateConfig, Threshold, TransformConfig, ValidateConfig
-from components.errors import ArtifactError
+from components import artifacts, external
+from components.config import DataConfig, EvaluateConfig, Threshold, TransformConfig, ValidateConfig
+from components.errors import ArtifactError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -178,3 +178,43 @@ def test_the_champion_is_part_of_what_evaluation_follows_from(tmp_path: Path) ->
     version.mkdir(parents=True)
     (version / "saved_model.pb").write_bytes(b"graph")
     assert outside()["champion"] is not None
+
+
+def test_a_users_modules_count_wherever_they_lie_and_installed_ones_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_net.py").write_text("import json\nimport numpy\nfrom my_layers import Gate\n")
+    (tmp_path / "my_layers.py").write_text("Gate = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(artifacts.source_digests(["my_net"])) == {"my_net", "my_layers"}
+
+
+def test_a_module_that_is_no_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_broken.py").write_text("x = 1\ndef build(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"my_broken\.py:2: invalid syntax"):
+        artifacts.source_digests(["my_broken"])
+
+
+def test_the_digest_of_a_folder_changes_when_a_file_changes_its_folder(tmp_path: Path) -> None:
+    for folder in ("cats", "dogs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"of_{folder}.jpg").write_text(folder)
+    before = external.digest_data(str(tmp_path), "data.path")
+    (tmp_path / "cats" / "of_cats.jpg").rename(tmp_path / "dogs" / "of_cats.jpg")
+    relabelled = external.digest_data(str(tmp_path), "data.path")
+    (tmp_path / "dogs").rename(tmp_path / "hounds")
+    assert len({before, relabelled, external.digest_data(str(tmp_path), "data.path")}) == 3
+
+
+def test_the_versions_of_a_steps_own_libraries_count() -> None:
+    versions = artifacts.make_fingerprint_parts(step="verify", inputs={}, config=ValidateConfig())["versions"]
+    assert {"onnxruntime", "ai-edge-litert", "tensorflow"} <= set(versions)
+
+
+def test_a_source_that_reads_no_file_is_asked_again(tmp_path: Path) -> None:
+    assert "is asked again" in (external.why_unknown("ingest", DataConfig(source="my_data:source")) or "")
+    (tmp_path / "rows.db").write_text("rows")
+    own_file = DataConfig(source="my_data:source", path=str(tmp_path / "rows.db"))
+    assert external.why_unknown("ingest", own_file) is None
+    assert external.why_unknown("ingest", DataConfig(source="fashion_mnist")) is None

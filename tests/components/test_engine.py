@@ -143,6 +143,17 @@ def test_weight_decay_spares_biases(name: str) -> None:
     np.testing.assert_array_equal(layer.bias.numpy(), bias)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_momentum_carries_the_last_step_on(momentum: float) -> None:
+    config = TrainConfig(optimizer=OptimizerConfig(name="sgd", learning_rate=0.1, momentum=momentum))
+    optimizer = objective.make_optimizer(config, 10)
+    weight = keras.Variable(1.0)
+    optimizer.build([weight])
+    for _ in range(2):
+        optimizer.apply([tf.constant(1.0)], [weight])
+    assert float(weight) == pytest.approx(1 - 0.1 - (0.1 + momentum * 0.1))
+
+
 def test_adam_refuses_a_weight_decay_that_it_would_not_read() -> None:
     with pytest.raises(ValueError, match="use name: adamw"):
         OptimizerConfig(name="adam", weight_decay=0.1)

@@ -74,6 +74,16 @@ def test_the_worst_slices_come_first(taxi: StepRun, tmp_path: Path, metric: str,
     assert len(values) > 2 and values == sorted(values)
 
 
+def test_a_slice_is_held_against_its_own_majority(taxi: StepRun, tmp_path: Path) -> None:
+    """Of the cash trips hardly one is tipped: what beats the whole split's majority may beat nothing there."""
+    threshold = {"metric": "accuracy", "above_baseline": 0.02, "slices": True}
+    result = evaluate(taxi, tmp_path / "evaluation", thresholds=[threshold], slices=["payment_type"])
+    cash = next(piece for piece in result.slices if piece["value"] == "Cash")
+    assert cash["baseline"]["accuracy"] > 0.99 > result.baseline["accuracy"]
+    assert cash["metrics"]["accuracy"] - result.baseline["accuracy"] > 0.02
+    assert next(reason for reason in result.reasons if "Cash" in reason).startswith("failed: ")
+
+
 def test_one_failed_check_is_enough_to_refuse(taxi: StepRun, tmp_path: Path) -> None:
     thresholds = [{"metric": "auc", "min": 0.1}, {"metric": "auc", "min": 0.9999}]
     result = evaluate(taxi, tmp_path / "evaluation", thresholds=thresholds)

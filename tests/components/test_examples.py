@@ -7,11 +7,12 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from components.errors import DataError
+from components.errors import ConfigError, DataError
 from components.examples import (
     MISSING_INT,
     ExamplesInfo,
     Feature,
+    check_slices,
     count,
     parse,
     read_arrays,
@@ -135,6 +136,19 @@ def test_a_missing_shard_is_noticed(examples):
     (examples / "train" / "part-00002-of-00003.tfrecord").unlink()
     with pytest.raises(DataError, match=r"holds 4 examples, features.json says 5"):
         read_arrays(examples, "train")
+
+
+def test_features_to_slice_by_are_single_strings_or_integers():
+    info = ExamplesInfo({**FEATURES, "ids": Feature("int", (3,))}, "label", "multiclass", None, {})
+    check_slices(info, ["age", "name", "label"])
+    for name, message in (
+        ("ids", r"'ids' is no string or integer feature but a tensor of shape \(3,\)\. Known: age, label, name\."),
+        ("image", r"'image' is no string or integer feature but a tensor of shape \(2, 3, 1\)"),
+        ("fare", r"'fare' is no string or integer feature\. "),
+        ("nam", r"'nam' is no string or integer feature\. Did you mean 'name'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_slices(info, [name])
 
 
 def test_an_unknown_split_and_a_missing_file(examples, tmp_path):

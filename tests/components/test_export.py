@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +20,7 @@ from components import artifacts, formats, model_files
 from components.config import CompressConfig, ExportConfig, PushConfig, VerifyConfig
 from components.errors import ArtifactError, ConfigError, HeadraceError, NotBlessedError
 from components.examples import read_arrays
+from components.export import ServedModel
 from components.preprocessing import Preprocessing
 from tests.conftest import StepRun
 
@@ -131,13 +133,56 @@ def test_onnx_keeps_names_and_a_free_batch(taxi: StepRun) -> None:
     assert {node.type.tensor_type.shape.dim[0].dim_param for node in graph.input} == {"batch"}
 
 
-def test_a_form_that_loses_too_much_is_left_out_or_stops_the_run(taxi: StepRun, tmp_path: Path) -> None:
-    settings = {"formats": ["dynamic_range"], "metric": "loss", "max_drop": 0.0}
-    result = taxi.call("compress", tmp_path / "a", CompressConfig.model_validate(settings))
-    row = result.formats[0]
+def test_the_opset_is_the_one_asked_for(taxi: StepRun, tmp_path: Path) -> None:
+    import onnx
+
+    inputs = {name: taxi.path(name) for name in ("statistics", "transform", "model")}
+    none = tmp_path / "compressed"
+    taxi.call("compress", none, CompressConfig(formats=[], metric="auc"))
+    for opset in (15, 17):
+        exported = tmp_path / f"exported_{opset}"
+        config = ExportConfig(formats=["onnx"], onnx_opset=opset)
+        taxi.call("export", exported, config, **inputs, compressed=none)
+        opsets = onnx.load(exported / "onnx" / "model.onnx").opset_import
+        assert [each.version for each in opsets if each.domain == ""] == [opset]
+
+
+def test_a_form_passes_if_its_drop_is_at_most_the_largest_allowed(
+    taxi: StepRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worse = formats.to_tflite(_other_core(taxi), "float32")
+    monkeypatch.setattr(formats, "to_tflite", lambda core, form, calibration=None: worse)
+
+    def compress(name: str, max_drop: float) -> dict[str, Any]:
+        settings = {"formats": ["float16"], "metric": "loss", "max_drop": max_drop, "min_top1_agreement": 0.0}
+        return taxi.call("compress", tmp_path / name, CompressConfig.model_validate(settings)).formats[0]
+
+    row = compress("measured", 1e9)
     assert row["drop"] == pytest.approx(row["value"] - row["baseline_value"])
-    assert row["passed"] == (row["drop"] <= 0)
-    strict = {"formats": ["int8"], "min_top1_agreement": 1.0, "num_calibration_examples": 1}
+    assert row["drop"] > 0.01
+    assert compress("above", row["drop"] * 1.01)["passed"]
+    below = compress("below", row["drop"] * 0.99)
+    assert not below["passed"]
+    assert f"loss falls by {row['drop']:.4f}" in below["reason"]
+    assert [form.name for form in formats.read_formats(tmp_path / "above")] == ["tflite_float16"]
+    assert formats.read_formats(tmp_path / "below") == []
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"num_calibration_examples": 20}], ids=str)
+def test_calibration_follows_from_seed_and_number_of_examples(
+    taxi: StepRun, tmp_path: Path, change: dict[str, int]
+) -> None:
+    def int8(name: str, **settings: int) -> bytes:
+        lax = {"formats": ["int8"], "metric": "loss", "max_drop": 1e9, "min_top1_agreement": 0.0}
+        settings = {"num_calibration_examples": 5, "seed": 0, **settings}
+        taxi.call("compress", tmp_path / name, CompressConfig.model_validate({**lax, **settings}))
+        return (tmp_path / name / "tflite" / "model_int8.tflite").read_bytes()
+
+    assert int8("a") == int8("b") != int8("c", **change)
+
+
+def test_a_form_that_answers_otherwise_is_left_out_or_stops_the_run(taxi: StepRun, tmp_path: Path) -> None:
+    strict = {"formats": ["int8"], "metric": "auc", "min_top1_agreement": 1.0, "num_calibration_examples": 1}
     result = taxi.call("compress", tmp_path / "b", CompressConfig.model_validate(strict))
     assert not result.formats[0]["passed"]
     assert "answers as the Keras model does on" in result.formats[0]["reason"]
@@ -154,9 +199,9 @@ def test_compress_refuses_a_metric_of_another_task(taxi: StepRun, tmp_path: Path
 
 
 def test_export_writes_only_the_forms_asked_for(taxi: StepRun, tmp_path: Path) -> None:
-    inputs = {name: taxi.path(name) for name in ("examples", "statistics", "transform", "model")}
+    inputs = {name: taxi.path(name) for name in ("statistics", "transform", "model")}
     none = tmp_path / "compressed"
-    taxi.call("compress", none, CompressConfig(formats=[]))
+    taxi.call("compress", none, CompressConfig(formats=[], metric="auc"))
     result = taxi.call("export", tmp_path / "exported", ExportConfig(formats=[]), **inputs, compressed=none)
     assert list(result.formats) == ["saved_model"]
 
@@ -169,7 +214,10 @@ def test_the_proof_covers_every_form_and_both_protocols(taxi: StepRun) -> None:
     assert all(row["passed"] and row["max_abs_difference"] < 1e-5 for row in result.server.values())
     for row in result.formats[:-1]:
         assert 0 < row["latency_ms_batch_1"] < 1000
-    assert json.loads((taxi.path("proof") / "proof.json").read_text())["formats"] == result.formats
+    written = json.loads((taxi.path("proof") / "proof.json").read_text())["formats"]
+    # Latencies are in the manifest alone: the same proof has the same bytes.
+    timeless = [{key: value for key, value in row.items() if "latency" not in key} for row in result.formats]
+    assert written == timeless != result.formats
 
 
 def copy_of(artifact: Path, path: Path, step: str, taxi: StepRun, change: Any) -> Path:
@@ -205,10 +253,84 @@ def test_a_form_of_another_model_fails_the_proof(taxi: StepRun, tmp_path: Path, 
     assert not (tmp_path / "proof").exists()
 
 
-def _other_core(taxi: StepRun) -> formats.Core:
+def _other_network(taxi: StepRun) -> keras.Model:
     model = model_files.load_model(taxi.path("model"))
     model.set_weights([weight + 0.5 for weight in model.get_weights()])
-    return formats.Core(Preprocessing.load(taxi.path("transform")), model)
+    return model
+
+
+def _other_core(taxi: StepRun) -> formats.Core:
+    return formats.Core(Preprocessing.load(taxi.path("transform")), _other_network(taxi))
+
+
+def _verify(taxi: StepRun, proof: Path, exported: Path, **settings: Any) -> Any:
+    inputs = {key: taxi.path(key) for key in ("examples", "transform", "model")}
+    config = VerifyConfig(**{"num_examples": 50, "num_server_examples": 20, **settings})
+    return taxi.call("verify", proof, config, **inputs, exported=exported)
+
+
+def _keep_forms(exported: Path, *names: str) -> None:
+    kept = [form for form in formats.read_formats(exported) if form.name in names]
+    formats.write_formats(kept, exported)
+
+
+def test_a_saved_model_of_another_model_fails_over_both_protocols_and_as_examples(
+    taxi: StepRun, tmp_path: Path
+) -> None:
+    def swap(path: Path) -> None:
+        served = ServedModel(Preprocessing.load(taxi.path("transform")), _other_network(taxi))
+        served.save(path / "saved_model")
+        # What is compared first is gone, so that the comparisons after it have to find the difference.
+        _keep_forms(path, "tflite_float32")
+
+    exported = copy_of(taxi.path("exported"), tmp_path / "other", "export", taxi, swap)
+    with pytest.raises(HeadraceError) as caught:
+        _verify(taxi, tmp_path / "proof", exported)
+    for name in ("saved_model: tf.Example", "server over grpc", "server over rest"):
+        assert f"{name} (largest difference" in str(caught.value)
+    assert "tflite_float32 (" not in str(caught.value)
+    assert not (tmp_path / "proof").exists()
+
+
+@pytest.fixture(scope="module")
+def differing(taxi: StepRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with one TFLite file, which differs from the model."""
+
+    def swap(path: Path) -> None:
+        (path / "tflite" / "model_float32.tflite").write_bytes(formats.to_tflite(_other_core(taxi), "float32"))
+        _keep_forms(path, "tflite_float32")
+
+    return copy_of(taxi.path("exported"), tmp_path_factory.mktemp("differing") / "exported", "export", taxi, swap)
+
+
+def test_the_limits_of_the_proof_decide(taxi: StepRun, differing: Path, tmp_path: Path) -> None:
+    lax = {"max_abs_difference": 1.0, "min_top1_agreement": 0.0}
+    row = _verify(taxi, tmp_path / "lax", differing, **lax).formats[0]
+    difference, agreement = row["max_abs_difference"], row["top1_agreement"]
+    assert difference > 1e-3 and agreement < 1
+    _verify(taxi, tmp_path / "near", differing, max_abs_difference=difference * 1.01, min_top1_agreement=agreement)
+    for name, change in (
+        ("difference", {"max_abs_difference": difference * 0.99}),
+        ("agreement", {"min_top1_agreement": agreement + 0.01}),
+    ):
+        with pytest.raises(
+            HeadraceError, match=r"Not what was trained: tflite_float32 \(largest difference [^,]*, same"
+        ):
+            _verify(taxi, tmp_path / name, differing, **{**lax, **change})
+
+
+def test_the_examples_of_the_proof_follow_from_its_seed_and_the_server_gets_as_many_as_asked(
+    taxi: StepRun, differing: Path, tmp_path: Path
+) -> None:
+    lax = {"max_abs_difference": 1.0, "min_top1_agreement": 0.0}
+    results = {
+        name: _verify(taxi, tmp_path / name, differing, **lax, seed=seed, num_server_examples=count)
+        for name, seed, count in (("a", 0, 3), ("b", 0, 17), ("c", 1, 3))
+    }
+    counts = {name: {row["num_examples"] for row in result.server.values()} for name, result in results.items()}
+    assert counts == {"a": {3}, "b": {17}, "c": {3}}
+    requests = {name: (tmp_path / name / "example_request.json").read_text() for name in results}
+    assert requests["a"] == requests["b"] != requests["c"]
 
 
 def push(taxi: StepRun, path: Path, destination: Path, keep: int = 2, **changed: Path) -> Any:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
+from components import plugins
 from components.artifacts import read_manifest
 from components.config import DataConfig, SplitConfig
 from components.errors import ConfigError, DataError
 from components.examples import read_arrays, read_info
-from components.ingest import ingest, read_source
+from components.ingest import ingest, read_source, sources
 from components.ingest.columns import features_of, row_values
 from tests.contracts import check_source
 
@@ -68,6 +70,22 @@ def test_rows_keep_their_split_as_data_grows_and_columns_are_dropped(tmp_path):
     small, large = _ids(tmp_path / "small"), _ids(tmp_path / "large")
     assert all(set(small[split]) < set(large[split]) for split in small)
     assert "word" not in read_info(tmp_path / "large").features
+
+
+def test_nested_columns_are_refused_and_can_be_dropped(tmp_path):
+    file = tmp_path / "data.parquet"
+    numbers = list(range(200))
+    table = {
+        "id": numbers,
+        "struct": [{"a": number} for number in numbers],
+        "list": [[number, None] for number in numbers],
+        "label": ["yes" if number % 3 else "no" for number in numbers],
+    }
+    pa.parquet.write_table(pa.table(table), file)
+    with pytest.raises(DataError, match=r"Column 'struct' has type .*, or leave it out with data\.drop"):
+        ingest(examples=tmp_path / "e", config=_config(file, source="parquet", drop=["list"]))
+    ingest(examples=tmp_path / "e", config=_config(file, source="parquet", drop=["struct", "list"]))
+    assert sorted(id for ids in _ids(tmp_path / "e").values() for id in ids) == numbers
 
 
 def test_limit_is_the_first_rows_of_each_split(tmp_path):
@@ -199,13 +217,55 @@ def test_a_source_of_ones_own(tmp_path):
         ("own_source:changes", DataError, "Column 'n' changes from int to float at row 2"),
         ("own_source:table", DataError, "yielded a Table; a source yields pyarrow.RecordBatch"),
         ("own_source:rwos", ConfigError, "has no 'rwos'. Did you mean 'rows'"),
-        ("own_source:fails", RuntimeError, "the disk fell off"),
+        (
+            "own_source:fails",
+            DataError,
+            r"data\.source: 'own_source:fails' failed: RuntimeError: the disk fell off \(.*own_source\.py, line 17\)",
+        ),
     ],
 )
 def test_a_source_that_fails_leaves_nothing(tmp_path, source, error, message):
     with pytest.raises(error, match=message):
         ingest(examples=tmp_path / "e", config=DataConfig(source=source, task="binary"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".e", "e"))]
+
+
+@pytest.mark.usefixtures("own")
+def test_the_error_of_a_source_is_kept_as_the_cause(tmp_path):
+    with pytest.raises(DataError) as caught:
+        ingest(examples=tmp_path / "e", config=DataConfig(source="own_source:fails", task="binary"))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_an_error_of_a_built_in_source_stays_a_defect_of_ours(tmp_path, monkeypatch):
+    def fails(*, path):
+        yield from ()
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(sources, "csv", fails)
+    with pytest.raises(RuntimeError, match="not foreseen"):
+        ingest(examples=tmp_path / "e", config=_config(_write_csv(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import os\n\ndef rows(:\n", r"SyntaxError: .* \(.*broken_source\.py, line 3\)"),
+        ("\nfrom os import no_such\n", r"ImportError: cannot import name 'no_such'.*broken_source\.py, line 2\)"),
+        ("\n\nimport no_such_module\n", r"ModuleNotFoundError: .*'no_such_module' \(.*broken_source\.py, line 3\)"),
+        ("import json\njson.loads('{')\n", r"JSONDecodeError: .*broken_source\.py, line 2\)"),
+        ("raise SystemExit(2)\n", r"SystemExit: 2 \(.*broken_source\.py, line 1\)"),
+    ],
+)
+def test_a_module_of_ones_own_that_cannot_be_imported_is_named_with_the_line(tmp_path, monkeypatch, text, message):
+    (tmp_path / "broken_source.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    with pytest.raises(
+        ConfigError, match=f"data.source: module 'broken_source' cannot be imported: {message}"
+    ) as caught:
+        plugins.resolve("broken_source:rows", plugins.SOURCES, "data.source")
+    assert caught.value.__cause__ is not None
 
 
 @pytest.mark.usefixtures("own")

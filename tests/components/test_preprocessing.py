@@ -192,6 +192,33 @@ def test_impossible_operations_are_refused(
         fit(name, op, INFO, statistics)
 
 
+@pytest.mark.parametrize(
+    ("name", "op", "wanted"),
+    [
+        ("city", cfg.Vocabulary(op="vocabulary", max_tokens=3), 3),
+        ("count", cfg.Vocabulary(op="vocabulary", max_tokens=3), 3),
+        ("words", cfg.Text(op="text", max_tokens=5), 3),
+    ],
+)
+def test_a_vocabulary_larger_than_what_the_statistics_keep_is_refused(name: str, op: Any, wanted: int) -> None:
+    def keeping(max_top_values: int) -> dict[str, Any]:
+        builder = StatisticsBuilder(INFO, text_features=["words"], max_top_values=max_top_values, num_quantiles=8)
+        builder.update(RAW)
+        return builder.finish()
+
+    assert len(fit(name, op, INFO, keeping(4)).params["vocabulary"]) == wanted
+    assert len(fit(name, op.model_copy(update={"max_tokens": op.max_tokens - 1}), INFO, keeping(2)).params) > 0
+    with pytest.raises(ConfigError, match=rf"{name}\.max_tokens: {wanted} values are wanted .* more than the 2 that"):
+        fit(name, op, INFO, keeping(2))
+
+
+def test_a_vocabulary_cut_by_its_counts_needs_no_more_to_be_kept() -> None:
+    builder = StatisticsBuilder(INFO, text_features=["words"], max_top_values=2, num_quantiles=8)
+    builder.update(RAW)
+    op = cfg.Vocabulary(op="vocabulary", max_tokens=9, min_count=2)
+    assert fit("city", op, INFO, builder.finish()).params["vocabulary"] == ["oslo"]
+
+
 def test_every_feature_has_a_default_operation() -> None:
     assert {name: op.op for name, op in default_operations(INFO).items()} == {
         "amount": "normalize",

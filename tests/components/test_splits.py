@@ -68,6 +68,24 @@ def test_images_are_hashed_by_their_bytes():
     assert shares[0] == shares[2] != shares[1]
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([{"a": 1}, {"a": 2}, {"a": 1}, None]),
+        pa.array([[1, 2], [3], [1, 2], None]),
+        pa.array([(1, 2, 3), (1, 2, 4), (1, 2, 3), None], pa.month_day_nano_interval()),
+        pa.array([b"\xff", b"\xfe", b"\xff", None]).dictionary_encode(),
+        pa.array([b"\xff", b"\xfe", b"\xff", None], pa.binary(1)),
+        pa.array([b"\xff", b"\xfe", b"\xff", None], pa.binary_view()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_columns_that_arrow_has_no_text_for_are_hashed_by_their_values(column):
+    shares = row_shares(pa.RecordBatch.from_pydict({"x": column}), [], seed=0)
+    assert shares[0] == shares[2]
+    assert len(set(shares.tolist())) == 3
+
+
 def test_a_hundred_thousand_rows_take_seconds_at_most():
     batch = _people(100_000)
     start = time.perf_counter()

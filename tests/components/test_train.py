@@ -204,6 +204,55 @@ def test_tensorboard_events_lie_beside_the_model_and_change_no_digest(run_train,
     assert artifacts.read_manifest(path).digest == base_digest
 
 
+def build_with_noise(input_spec: Any, output_spec: Any) -> keras.Model:
+    """A layer whose random generator has a name of its own, as Keras's augmentations have."""
+    inputs = {name: keras.Input(spec.shape, name=name, dtype=spec.dtype) for name, spec in input_spec.items()}
+    logits = keras.layers.Dense(output_spec.num_logits, name="head")(_Noise(name="noise")(inputs["fare"]))
+    return keras.Model(inputs, logits)
+
+
+@keras.saving.register_keras_serializable("tests")
+class _Noise(keras.layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.generator = keras.random.SeedGenerator()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.generator) if training else x
+
+
+def build_overflow(input_spec: Any, output_spec: Any) -> keras.Model:
+    """Gradients that no loss scale makes finite."""
+    inputs = {name: keras.Input(spec.shape, name=name, dtype=spec.dtype) for name, spec in input_spec.items()}
+    logits = keras.layers.Dense(output_spec.num_logits, name="head", dtype="float32")(inputs["fare"])
+    return keras.Model(inputs, logits * float("inf"))
+
+
+def interrupt_in(epoch: int, run_train: Any, **changes: Any) -> None:
+    def stop(message: str) -> None:
+        if message.startswith(f"epoch {epoch}/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), progress.shown_by(stop):
+        run_train(**changes)
+
+
+def test_any_layers_random_state_is_resumed(run_train) -> None:
+    changes = {"model": {"name": "tests.components.test_train:build_with_noise"}}
+    _, whole = run_train("whole", **changes)
+    interrupt_in(3, run_train, **changes)
+    _, resumed = run_train(**changes)
+    assert artifacts.read_manifest(resumed).digest == artifacts.read_manifest(whole).digest
+
+
+def test_events_outlive_a_failure_at_the_very_end(run_train, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(artifacts, "_finish", lambda *_: 1 / 0)
+        run_train(epochs=1, tensorboard=True)
+    _, path = run_train(epochs=1, tensorboard=True)
+    assert list((path / "tensorboard").glob("events.out.tfevents.*"))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -222,6 +271,11 @@ def test_tensorboard_events_lie_beside_the_model_and_change_no_digest(run_train,
             {"model": {"name": "tests.components.test_train:build_two_logits"}},
             ConfigError,
             r"expected logits of shape \(batch, 1\)",
+        ),
+        (
+            {"precision": "mixed_float16", "model": {"name": "tests.components.test_train:build_overflow"}},
+            HeadraceError,
+            "The training loss became nan in every step of epoch 1",
         ),
         ({"optimizer": {"name": "sgd", "learning_rate": 1e30}}, HeadraceError, "The training loss became"),
     ],

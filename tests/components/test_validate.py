@@ -99,6 +99,21 @@ def _labels(train: list[Any], validation: list[Any], test: list[Any]) -> dict[st
             {},
             "train split, 'x': 1 values are infinite",
         ),
+        (
+            {"w": {"train": [b"u"] * 12, "validation": [b"u", b"v"], "test": [b"\xff", b"u"]}},
+            {},
+            r"test split, 'w': 1 of 2 rows hold bytes that are not text in UTF-8\. Convert them.*INVALID_UTF8_STRING",
+        ),
+        (
+            {"w": {"train": [b"a b", b"\xe9"] * 6, "validation": [b"u", b"v"], "test": [b"u", b"v"]}},
+            {"text_features": ["w"]},
+            "train split, 'w': 6 of 12 rows hold bytes that are not text in UTF-8",
+        ),
+        (
+            _labels([b"a", b"\xe9", b"a"], [b"a", b"\xe9"], [b"a", b"\xe9"]),
+            {},
+            "train split, 'label': 1 of 3 rows hold bytes that are not text in UTF-8",
+        ),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused_and_nothing_written(tmp_path, data, fields, message):
