@@ -245,9 +245,15 @@ class TrainConfig(Section):
     xla: Literal["auto", "on", "off"] = Field(
         "auto", description="auto: compile, and fall back with the reason where XLA cannot."
     )
-    strategy: Literal["one_device", "mirrored"] = "one_device"
+    strategy: Literal["one_device", "mirrored", "multi_worker"] = Field(
+        "one_device",
+        description="mirrored: devices of one process; multi_worker: one process a device, on any machines.",
+    )
     num_devices: Count | None = Field(
         None, description="mirrored: devices to use; default: all GPUs, or else all logical CPUs."
+    )
+    num_workers: Count | None = Field(
+        None, description="multi_worker: processes to start on this machine; default: those that TF_CONFIG names."
     )
     steps_per_execution: Count = Field(16, description="Steps run in one call of the compiled loop.")
     tensorboard: bool = Field(False, description="Write event files beside the model.")
@@ -255,8 +261,10 @@ class TrainConfig(Section):
     model: ModelConfig = inherited(ModelConfig())
 
     @model_validator(mode="after")
-    def _num_devices_has_a_reader(self) -> TrainConfig:
-        _refuse_unread(self, [] if self.strategy == "mirrored" else ["num_devices"], f"strategy: {self.strategy}")
+    def _numbers_have_a_reader(self) -> TrainConfig:
+        readers = {"mirrored": "num_devices", "multi_worker": "num_workers"}
+        unread = [field for strategy, field in readers.items() if strategy != self.strategy]
+        _refuse_unread(self, unread, f"strategy: {self.strategy}")
         return self
 
 

@@ -81,16 +81,31 @@ class Engine:
 
     def why_it_cannot_run(self, batches: Iterator[Any]) -> str | None:
         """Run one step and undo it: the reason if XLA cannot compile the model, None if it can."""
-        states = [*self.model.variables, *self.optimizer.variables, self.loss_scale, self.good_steps]
+        states = self.variables()
         before = [state.numpy() for state in states]
         try:
-            self.run(batches, 1)
+            if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+                # Without the collectives: TensorFlow lets none succeed after one step has failed.
+                self._strategy.run(self._gradients, args=(*next(batches), tf.convert_to_tensor(self.loss_scale)))
+            else:
+                self.run(batches, 1)
         except _XLA_ERRORS as error:
             return _xla_reason(error.message)
         finally:
             for state, value in zip(states, before, strict=True):
                 state.assign(value)
         return None
+
+    def variables(self) -> list[Any]:
+        """Everything that a step changes."""
+        return [*self.model.variables, *self.optimizer.variables, self.loss_scale, self.good_steps]
+
+    def set_worker(self, index: int) -> None:
+        """Let this worker draw dropout masks of its own; those of worker 0 are those of the checkpoint."""
+        for state in [v for v in self.model.variables if index and "seed_generator" in v.path]:
+            value = state.numpy()
+            value[0] ^= index * 0x9E3779B1 & 0x7FFFFFFF
+            state.assign(value)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on exactly, beside the counters of the loop."""

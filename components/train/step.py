@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -19,9 +20,11 @@ from components.config import TrainConfig
 from components.errors import ConfigError, DataError, HeadraceError, did_you_mean
 from components.examples import read_arrays
 from components.preprocessing import Preprocessing
-from components.train import devices, objective
+from components.train import cluster as clusters
+from components.train import devices, launch, objective
 from components.train.batches import TrainBatches
 from components.train.engine import Engine
+from components.train.team import Team
 from models.spec import FeatureSpec, OutputSpec
 
 
@@ -70,6 +73,9 @@ class Split:
 def train(*, examples: Path, transform: Path, model: Path, config: TrainConfig) -> TrainResult:
     """Train the configured model; a killed run goes on from its last whole epoch and ends with the same weights.
 
+    With `strategy: multi_worker` this process is one of the workers that TF_CONFIG names. Where nothing names any, it
+    starts `num_workers` processes here and watches over them.
+
     Args:
         examples: Artifact of `ingest`.
         transform: Artifact of `transform`.
@@ -79,34 +85,56 @@ def train(*, examples: Path, transform: Path, model: Path, config: TrainConfig) 
     Raises:
         ConfigError: an unknown model, metric or impossible device setting; or XLA is `on` and cannot compile the model.
         DataError: the train split is smaller than one batch.
-        HeadraceError: the loss became NaN or infinite.
+        HeadraceError: the loss became NaN or infinite; or the workers died too often.
     """
+    cluster = clusters.from_environ() if config.strategy == "multi_worker" else None
+    if config.strategy == "multi_worker" and cluster is None:
+        launch.run_local(examples=examples, transform=transform, model=model, config=config)
+        return TrainResult(**artifacts.read_manifest(model).result)
     devices.prepare(config)
     artifacts.open_artifact(examples, step="ingest")
     artifacts.open_artifact(transform, step="transform")
     inputs = {"examples": examples, "transform": transform}
-    with artifacts.writing(model, step="train", inputs=inputs, config=config) as out:
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(config.seed)
-        previous_policy = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(config.precision)
-        try:
+    if cluster is not None and not cluster.is_chief:
+        with _keras_settings(config):
+            run = Run(config, Preprocessing.load(transform), examples, None)
+            result = run.until_done()
+    else:
+        with artifacts.writing(model, step="train", inputs=inputs, config=config) as out, _keras_settings(config):
             run = Run(config, Preprocessing.load(transform), examples, out.scratch)
-            out.result = run.until_done()
+            result = out.result = run.until_done()
             run.save(out.path)
-        finally:
-            keras.config.set_dtype_policy(previous_policy)
-    return out.result
+    # None leaves before the artifact is whole; after that it is no matter who is still there.
+    with contextlib.suppress(tf.errors.OpError):
+        run.team.meet()
+    return result
+
+
+@contextlib.contextmanager
+def _keras_settings(config: TrainConfig) -> Iterator[None]:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(config.seed)
+    previous_policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(config.precision)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(previous_policy)
 
 
 class Run:
-    """One training run: what it holds, and the loop over epochs."""
+    """One training run: what it holds, and the loop over epochs.
 
-    def __init__(self, config: TrainConfig, preprocessing: Preprocessing, examples: Path, scratch: Path) -> None:
+    Args:
+        scratch: Folder of checkpoints and event files; `None` in a worker that is not the chief.
+    """
+
+    def __init__(self, config: TrainConfig, preprocessing: Preprocessing, examples: Path, scratch: Path | None) -> None:
         self.config, self.output = config, preprocessing.output_spec
         self._splits = {name: _read(preprocessing, examples, name) for name in ("train", "validation")}
         self._check()
         self.strategy = devices.make_strategy(config)
+        self.team = Team(self.strategy)
         train_split = self._splits["train"]
         self.batches = TrainBatches(
             train_split.features,
@@ -114,6 +142,7 @@ class Run:
             objective.example_weights(train_split.labels, self.output, config.class_weights),
             batch_size=config.global_batch_size,
             seed=config.seed,
+            rows=self.team.part_of(config.global_batch_size),
         )
         with self.strategy.scope():
             self.model = build_model(config, preprocessing.input_spec, self.output)
@@ -124,8 +153,10 @@ class Run:
         self._state = tf.Variable("{}", trainable=False)
         self.progress = Progress()
         self._checkpoint = tf.train.Checkpoint(**self.engine.checkpoint_state(), best=self._best, state=self._state)
-        self._checkpoints = tf.train.CheckpointManager(self._checkpoint, str(scratch / "checkpoints"), max_to_keep=2)
-        self._events = scratch / "tensorboard" if config.tensorboard else None
+        self._checkpoints = scratch and tf.train.CheckpointManager(
+            self._checkpoint, str(scratch / "checkpoints"), max_to_keep=2
+        )
+        self._events = scratch / "tensorboard" if scratch and config.tensorboard else None
 
     def until_done(self) -> TrainResult:
         """Run the epochs that are left; keep the best weights in the model."""
@@ -196,6 +227,8 @@ class Run:
 
     def _distribute(self, start_epoch: int) -> Iterator[Any]:
         dataset = self.batches.epochs(start_epoch, self.config.epochs)
+        if self.team.size > 1:  # its own rows only, for the one device of this worker
+            return iter(dataset)
         return iter(self.strategy.experimental_distribute_dataset(dataset))
 
     def _run_epoch(self, batches: Iterator[Any]) -> None:
@@ -235,23 +268,45 @@ class Run:
         self._write_events(entry)
 
     def _validate(self) -> dict[str, float]:
-        split = self._splits["validation"]
-        return metrics.compute(self.output.task, split.labels, self._predict(split.features))
+        split, num_examples = self._splits["validation"], len(self._splits["validation"].labels)
+        mine = slice(*self.team.part_of(num_examples))
+        answers = self._predict({name: values[mine] for name, values in split.features.items()})
+        validation = metrics.compute(self.output.task, split.labels, self.team.gather(answers, num_examples))
+        return {name: float(value) for name, value in self.team.say(validation).items()}
 
     def _is_out_of_patience(self) -> bool:
         stopping = self.config.early_stopping
         return stopping is not None and self.progress.epoch - self.progress.best_epoch >= stopping.patience
 
     def _restore(self) -> None:
-        if self._checkpoints.latest_checkpoint is None:
-            return
-        self._checkpoint.restore(self._checkpoints.latest_checkpoint).assert_consumed()
-        self.progress = Progress(**json.loads(self._state.numpy()))
-        progress.report(f"going on after epoch {self.progress.epoch} of a run that was stopped")
+        """Go on from the newest checkpoint that can be read; every worker from the one that the chief took."""
+        variables = [*self.engine.variables(), *self._best]
+        if self._checkpoints:
+            self._read_checkpoint(variables, Path(self._checkpoints.directory))
+        self.progress = Progress(**self.team.say(vars(self.progress)))
+        self.team.share(variables)
+        self.engine.set_worker(self.team.index)
+        if self.progress.epoch:
+            progress.report(f"going on after epoch {self.progress.epoch} of a run that was stopped")
+
+    def _read_checkpoint(self, variables: list[Any], folder: Path) -> None:
+        untouched = [variable.numpy() for variable in variables]
+        files = sorted(folder.glob("ckpt-*.index"), key=lambda file: int(file.stem.rpartition("-")[2]), reverse=True)
+        for file in files:
+            try:
+                self._checkpoint.restore(str(file.with_suffix(""))).assert_consumed()
+                self.progress = Progress(**json.loads(self._state.numpy()))
+                return
+            except Exception as error:  # what TensorFlow raises depends on where the file is damaged
+                reason = str(getattr(error, "message", error)).partition("\n")[0]
+                progress.report(f"checkpoint {file.stem} cannot be read and is passed over: {reason}")
+                for variable, value in zip(variables, untouched, strict=True):
+                    variable.assign(value)
 
     def _save_checkpoint(self) -> None:
-        self._state.assign(json.dumps(vars(self.progress)))
-        self._checkpoints.save(checkpoint_number=self.progress.epoch)
+        if self._checkpoints:
+            self._state.assign(json.dumps(vars(self.progress)))
+            self._checkpoints.save(checkpoint_number=self.progress.epoch)
 
     def _write_events(self, entry: dict[str, float | None]) -> None:
         if self._events is None:

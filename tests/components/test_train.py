@@ -105,6 +105,45 @@ def test_a_run_killed_in_an_epoch_goes_on_and_ends_with_the_same_bytes(
     assert artifacts.read_manifest(resumed).digest == artifacts.read_manifest(whole).digest
 
 
+@pytest.mark.parametrize("damage", ["data cut", "data changed", "index cut"])
+def test_a_damaged_newest_checkpoint_is_passed_over(run_train, tmp_path: Path, damage: str) -> None:
+    def stop_in_the_third_epoch(message: str) -> None:
+        if message.startswith("epoch 3/"):
+            raise KeyboardInterrupt
+
+    _, whole = run_train("whole")
+    with progress.shown_by(stop_in_the_third_epoch), pytest.raises(KeyboardInterrupt):
+        run_train("stopped")
+    kind, how = damage.split()
+    (file,) = (tmp_path / ".stopped.scratch").rglob(f"ckpt-2.{kind}*")
+    content = file.read_bytes()
+    file.write_bytes(content[:-100] if how == "cut" else content[:200] + bytes(8) + content[208:])
+    messages: list[str] = []
+    with progress.shown_by(messages.append):
+        _, resumed = run_train("stopped")
+    assert any("checkpoint ckpt-2 cannot be read and is passed over" in line for line in messages)
+    assert "going on after epoch 1 of a run that was stopped" in messages
+    assert artifacts.read_manifest(resumed).digest == artifacts.read_manifest(whole).digest
+
+
+def test_without_a_readable_checkpoint_a_run_starts_from_the_beginning(run_train, tmp_path: Path) -> None:
+    def stop_in_the_third_epoch(message: str) -> None:
+        if message.startswith("epoch 3/"):
+            raise KeyboardInterrupt
+
+    _, whole = run_train("whole")
+    with progress.shown_by(stop_in_the_third_epoch), pytest.raises(KeyboardInterrupt):
+        run_train("stopped")
+    for file in (tmp_path / ".stopped.scratch").rglob("ckpt-*.data*"):
+        file.write_bytes(file.read_bytes()[:-1])
+    messages: list[str] = []
+    with progress.shown_by(messages.append):
+        _, resumed = run_train("stopped")
+    assert sum("is passed over" in line for line in messages) == 2
+    assert not any(line.startswith("going on") for line in messages)
+    assert artifacts.read_manifest(resumed).digest == artifacts.read_manifest(whole).digest
+
+
 def test_early_stopping_keeps_the_best_epoch(run_train) -> None:
     stopping = {"metric": "loss", "patience": 1}
     result, path = run_train(epochs=30, optimizer={"learning_rate": 0.3}, early_stopping=stopping)

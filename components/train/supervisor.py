@@ -1,0 +1,199 @@
+"""A set of worker processes on this machine: started together, watched, and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from components import errors
+from components.train.cluster import RESTART_ME, Cluster
+
+STATUS_FD = "HEADRACE_STATUS_FD"
+START_TIMEOUT = "HEADRACE_START_TIMEOUT_S"
+_POLL_S = 0.1
+# For the others to say what they know, once one has failed; and to leave, once the chief has written everything.
+_LAST_WORDS_S = 1.0
+_LEAVING_S = 10.0
+
+Show = Callable[[int | None, str], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to give a worker up, and the whole set.
+
+    Attributes:
+        max_restarts: Of the whole set.
+        start_timeout_s: For all workers to be there.
+        heartbeat_timeout_s: Without a sign of life a worker is frozen. The others notice it sooner, while they train.
+    """
+
+    max_restarts: int = 3
+    start_timeout_s: float = 300.0
+    heartbeat_timeout_s: float = 120.0
+
+
+class Set:
+    """One start of all workers; as a context it leaves none of them behind.
+
+    Args:
+        command: What each of them runs.
+        places: The cluster as each sees it.
+        limits: See there.
+        show: Called with each line that a worker prints.
+        note: Called with each line that it writes to standard error, which is what libraries say.
+    """
+
+    def __init__(
+        self, command: Sequence[str], places: Sequence[Cluster], limits: Limits, show: Show, note: Show
+    ) -> None:
+        self._command, self._places, self._limits, self._show, self._note = command, places, limits, show, note
+        self._workers: list[_Worker] = []
+        # Read in threads, shown in the caller's: what shows them need not bear more than one.
+        self._lines: queue.SimpleQueue[tuple[Show, int, str]] = queue.SimpleQueue()
+
+    def __enter__(self) -> Set:
+        try:
+            for place in self._places:
+                worker = _Worker(self._command, place, self._limits, self._lines, self._show, self._note)
+                self._workers.append(worker)
+                self._show(None, f"worker {place.index} is process {worker.process.pid}")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._show_lines(0)
+
+    def wait(self) -> str | None:
+        """Wait until the chief is done (`None`), or until a worker has failed in a way that a restart may mend.
+
+        Raises:
+            HeadraceError: what a worker failed with, if it would fail so again.
+        """
+        while True:
+            if self._workers[0].process.poll() == 0:
+                self._let_leave()
+                return None
+            if failed := [worker for worker in self._workers if worker.why_failed()]:
+                reason = failed[0].why_failed()
+                self._show_lines(_LAST_WORDS_S)
+                for worker in self._workers:
+                    worker.raise_its_error()
+                return reason
+            self._show_lines(_POLL_S)
+
+    def _let_leave(self) -> None:
+        deadline = time.monotonic() + _LEAVING_S
+        while time.monotonic() < deadline and any(worker.process.poll() is None for worker in self._workers):
+            self._show_lines(_POLL_S)
+
+    def _show_lines(self, seconds: float) -> None:
+        """Show what has come, and what comes for so long."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(queue.Empty):
+            while True:
+                show, worker, line = self._lines.get(timeout=max(deadline - time.monotonic(), 0))
+                show(worker, line)
+
+
+class _Worker:
+    """A process with threads that read what it prints and its signs of life."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        place: Cluster,
+        limits: Limits,
+        lines: queue.SimpleQueue[tuple[Show, int, str]],
+        show: Show,
+        note: Show,
+    ) -> None:
+        self._index, self._limits, self._lines = place.index, limits, lines
+        reading, writing = os.pipe()
+        threads = max(1, (os.cpu_count() or 1) // len(place.addresses))
+        environment = {
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+            **os.environ,
+            "TF_CONFIG": place.tf_config(),
+            STATUS_FD: str(writing),
+            START_TIMEOUT: str(limits.start_timeout_s),
+        }
+        self._last_beat = time.monotonic()
+        self._error: dict[str, str] = {}
+        try:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                pass_fds=[writing],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                # Ctrl-C is for the launcher, which ends the set.
+                start_new_session=True,
+            )
+        finally:
+            os.close(writing)
+        self._readers = [
+            threading.Thread(target=self._read_lines, args=(self.process.stdout, show), daemon=True),
+            threading.Thread(target=self._read_lines, args=(self.process.stderr, note), daemon=True),
+            threading.Thread(target=self._read_status, args=(os.fdopen(reading),), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def why_failed(self) -> str | None:
+        """Why the set cannot go on with this worker, `None` if it can."""
+        code = self.process.poll()
+        if code:
+            return f"worker {self._index} {_meaning(code)}"
+        if code is None and (silence := time.monotonic() - self._last_beat) > self._limits.heartbeat_timeout_s:
+            return f"worker {self._index} gave no sign of life for {silence:.0f} s"
+        return None
+
+    def raise_its_error(self) -> None:
+        """Raise what the worker has reported, if a restart cannot mend it."""
+        kind = getattr(errors, self._error.get("error", ""), None)
+        if kind is not None:
+            raise kind(self._error["message"])
+
+    def end(self) -> None:
+        """Kill it if it is there, also when it is frozen, and read its last lines."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        for reader in self._readers:
+            reader.join(timeout=_LAST_WORDS_S)
+
+    def _read_lines(self, stream: IO[str], show: Show) -> None:
+        with stream:
+            for line in stream:
+                self._lines.put((show, self._index, line.rstrip()))
+
+    def _read_status(self, lines: IO[str]) -> None:
+        with lines:
+            for line in lines:
+                self._last_beat = time.monotonic()
+                self._error = json.loads(line) or self._error
+
+
+def _meaning(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    if code == RESTART_ME:
+        return "has lost the others"
+    return f"ended with code {code}"
