@@ -6,6 +6,7 @@ Run by test_engine.py in a process of its own, since TensorFlow splits the CPU o
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -40,6 +41,32 @@ def make_batches(num_examples: int = BATCH * STEPS, scale: float = 1.0) -> Train
     return TrainBatches({"x": x}, labels, weights, batch_size=BATCH, seed=0)
 
 
+def make_engine(
+    strategy: tf.distribute.Strategy,
+    make_optimizer: Callable[[], keras.optimizers.Optimizer],
+    precision: str,
+    clip_norm: float | None,
+    freeze_norm: bool,
+) -> Engine:
+    """An engine whose model and optimizer are made under the strategy, in this precision."""
+    keras.config.set_dtype_policy(precision)
+    with strategy.scope():
+        model = make_model()
+        model.get_layer("norm").trainable = not freeze_norm
+        optimizer = make_optimizer()
+    keras.config.set_dtype_policy("float32")
+    return Engine(
+        model,
+        optimizer,
+        objective.make_loss(OUTPUT, 0.0),
+        strategy=strategy,
+        global_batch_size=BATCH,
+        xla=True,
+        scale_loss=precision == "mixed_float16",
+        clip_norm=clip_norm,
+    )
+
+
 def train(
     num_devices: int, *, precision: str = "float32", clip_norm: float | None = 0.05, freeze_norm: bool = False
 ) -> dict[str, Any]:
@@ -50,22 +77,8 @@ def train(
         global_batch_size=BATCH,
     )
     strategy = devices.make_strategy(config)
-    keras.config.set_dtype_policy(precision)
-    with strategy.scope():
-        model = make_model()
-        model.get_layer("norm").trainable = not freeze_norm
-        optimizer = keras.optimizers.Adam(0.01)
-    keras.config.set_dtype_policy("float32")
-    engine = Engine(
-        model,
-        optimizer,
-        objective.make_loss(OUTPUT, 0.0),
-        strategy=strategy,
-        global_batch_size=BATCH,
-        xla=True,
-        scale_loss=precision == "mixed_float16",
-        clip_norm=clip_norm,
-    )
+    engine = make_engine(strategy, lambda: keras.optimizers.Adam(0.01), precision, clip_norm, freeze_norm)
+    model = engine.model
     batches = make_batches()
     outcome = engine.run(iter(strategy.experimental_distribute_dataset(batches.epochs(0, 1))), STEPS)
     copies = [
@@ -83,22 +96,8 @@ def overflow_on_one_replica() -> dict[str, Any]:
     """mixed_float16 on two devices, where only the second one's examples overflow."""
     config = TrainConfig(strategy="mirrored", num_devices=2, global_batch_size=BATCH)
     strategy = devices.make_strategy(config)
-    keras.config.set_dtype_policy("mixed_float16")
-    with strategy.scope():
-        model = make_model()
-        model.get_layer("norm").trainable = False
-        optimizer = keras.optimizers.SGD(0.1)
-    keras.config.set_dtype_policy("float32")
-    engine = Engine(
-        model,
-        optimizer,
-        objective.make_loss(OUTPUT, 0.0),
-        strategy=strategy,
-        global_batch_size=BATCH,
-        xla=True,
-        scale_loss=True,
-        clip_norm=None,
-    )
+    engine = make_engine(strategy, lambda: keras.optimizers.SGD(0.1), "mixed_float16", None, freeze_norm=True)
+    model = engine.model
     x = np.ones((2 * BATCH, 4), np.float32)
     x[BATCH // 2 : BATCH] = 6e4
     dataset = tf.data.Dataset.from_tensor_slices(
