@@ -31,8 +31,8 @@ from components.errors import ArtifactError, ConfigError, HeadraceError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-# A folder of an artifact for what differs from run to run (TensorBoard's event files): no part of its identity.
-VOLATILE = "tensorboard"
+# Folders of an artifact for what differs from run to run (event files, what callbacks write): no part of its identity.
+VOLATILE = ("tensorboard", "callbacks")
 _OUR_PACKAGES = ("components", "models", "serving")
 _VERSIONED = ("tensorflow", "keras")
 _VERSIONED_BY_STEP = {
@@ -209,12 +209,14 @@ def source_digests(modules: Iterable[str]) -> dict[str, str]:
 
 
 def step_modules(step: str, settings: Mapping[str, Any]) -> list[str]:
-    """The modules whose source a step runs: its own, and the one that its config names."""
+    """The modules whose source a step runs: its own, and those that its config names."""
     modules = [f"components.{step}"]
     if step == "ingest":
         modules.append(plugins.target(settings["source"], plugins.SOURCES, "data.source"))
     if step == "train":
         modules.append(plugins.target(settings["model"]["name"], plugins.MODELS, "model.name"))
+        names = [callback["name"] for callback in settings["callbacks"]]
+        modules += [plugins.target(name, plugins.CALLBACKS, "train.callbacks") for name in names]
     return [name.partition(":")[0] for name in modules]
 
 
@@ -278,7 +280,7 @@ def _finish(path: Path, output: Output, step: str, made_from: dict[str, Any], fi
     files = {
         str(file.relative_to(output.path)): {"size_bytes": file.stat().st_size, "sha256": digest_file(file)}
         for file in sorted(output.path.rglob("*"))
-        if file.is_file() and file.relative_to(output.path).parts[0] != VOLATILE
+        if file.is_file() and file.relative_to(output.path).parts[0] not in VOLATILE
     }
     manifest = Manifest(
         step=step,

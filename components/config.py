@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Pattern = Annotated[str, Field(min_length=1)]
 Split = Literal["train", "validation", "test"]
 
 TASK_METRICS: dict[str, tuple[str, ...]] = {
     "binary": ("auc", "accuracy", "loss", "precision", "recall", "f1"),
     "multiclass": ("accuracy", "loss", "macro_f1"),
     "regression": ("rmse", "mae", "r2", "loss"),
+}
+
+REFUSED_CALLBACKS: dict[str, str] = {
+    "BackupAndRestore": "training resumes by itself",
+    "LambdaCallback": "it needs functions; name one of your own, package.module:make",
+    "LearningRateScheduler": "it needs a function; choose train.optimizer.schedule instead",
+    "TerminateOnNaN": "steps with NaN are skipped and counted; set train.max_bad_steps instead",
 }
 
 
@@ -43,6 +51,7 @@ def _refuse_unread(section: Section, fields: list[str], setting: str) -> None:
     for name in fields:
         value = getattr(section, name)
         if value != type(section).model_fields[name].default:
+            value = value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, Section) else value
             raise ValueError(f"nothing reads {name} with {setting}: leave out '{name}', received {value!r}")
 
 
@@ -204,24 +213,82 @@ class ModelConfig(Section):
     args: dict[str, Any] = Field({}, description="Further arguments of the builder.")
 
 
-class OptimizerConfig(Section):
-    """The optimizer and its learning-rate schedule."""
+class LayerRate(Section):
+    """A learning rate of its own for some layers."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
+    match: Pattern = Field(description="Name or path of layers, as in encoder/* (* and ? stand for any characters).")
+    learning_rate_factor: Annotated[float, Field(gt=0)] = Field(
+        description="Times the learning rate of the others, weight decay included."
+    )
+
+
+class OptimizerConfig(Section):
+    """The optimizer, its learning-rate schedule and what happens to the gradients before."""
+
+    name: Literal["adam", "adamw", "sgd", "nadam", "rmsprop", "lion", "lamb", "adafactor"] = "adam"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: Literal["constant", "cosine", "linear", "step"] = Field(
+        "constant",
+        description="cosine, linear: down to final_learning_rate; step: times decay_factor at each decay_at.",
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        0, description="Steps over which the learning rate rises linearly from 0."
+    )
+    final_learning_rate: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="cosine and linear: the learning rate at the end of the run."
+    )
+    decay_at: list[Annotated[float, Field(gt=0, lt=1)]] = Field(
+        [], description="step: shares of the run after which the learning rate falls, ascending."
+    )
+    decay_factor: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="step: what it is multiplied by.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="adamw and sgd: decoupled decay, not on biases and norms."
+        0.0, description="All but adam: decoupled decay, not on biases and norms."
     )
     momentum: Fraction = Field(0.9, description="sgd only.")
+    nesterov: bool = Field(False, description="sgd only: momentum that looks ahead.")
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="Largest global norm of the gradients.")
+    clip_each_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Largest norm of the gradient of each weight by itself."
+    )
+    clip_value: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Largest absolute value in any gradient."
+    )
+    layers: list[LayerRate] = Field(
+        [], description="Layers with a learning rate of their own; where several match, the last one holds."
+    )
 
     @model_validator(mode="after")
     def _options_have_a_reader(self) -> OptimizerConfig:
         if self.weight_decay and self.name == "adam":
             raise ValueError("adam has no weight_decay; use name: adamw")
-        _refuse_unread(self, [] if self.name == "sgd" else ["momentum"], f"name: {self.name}")
+        if self.layers and self.name == "adafactor":
+            raise ValueError("adafactor bounds its step by itself, so 'layers' cannot scale it: use another optimizer")
+        _refuse_unread(self, [] if self.name == "sgd" else ["momentum", "nesterov"], f"name: {self.name}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_is_whole(self) -> OptimizerConfig:
+        falls = ["final_learning_rate"] if self.schedule in ("cosine", "linear") else []
+        steps = ["decay_at", "decay_factor"] if self.schedule == "step" else []
+        options = ("final_learning_rate", "decay_at", "decay_factor")
+        _refuse_unread(self, [name for name in options if name not in falls + steps], f"schedule: {self.schedule}")
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"final_learning_rate {self.final_learning_rate} is above learning_rate {self.learning_rate}"
+            )
+        if steps and not self.decay_at:
+            raise ValueError("schedule: step needs decay_at, such as [0.5, 0.75]")
+        if self.decay_at != sorted(set(self.decay_at)):
+            raise ValueError(f"decay_at must ascend, received {self.decay_at}")
+        return self
+
+    @model_validator(mode="after")
+    def _clips_in_one_way(self) -> OptimizerConfig:
+        given = [name for name in ("clip_norm", "clip_each_norm", "clip_value") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"gradients are clipped in one way: leave out all but one of {', '.join(given)}")
         return self
 
 
@@ -232,18 +299,68 @@ class EarlyStoppingConfig(Section):
     patience: Count = Field(5, description="Epochs without improvement.")
 
 
+class CallbackConfig(Section):
+    """A Keras callback: a built-in name or package.module:make."""
+
+    name: str = Field(
+        description="CSVLogger, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau, RemoteMonitor, SwapEMAWeights, "
+        "TensorBoard or package.module:make."
+    )
+    args: dict[str, Any] = Field({}, description="Its arguments.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_of_use_here(cls, name: str) -> str:
+        if name in REFUSED_CALLBACKS:
+            raise ValueError(f"{name} is not for here: {REFUSED_CALLBACKS[name]}")
+        return name
+
+
 class TrainConfig(Section):
     """How the model is trained (step `train`)."""
 
     epochs: Count = 10
     global_batch_size: Count = Field(128, description="Examples per step, over all devices.")
+    gradient_accumulation_steps: Count = Field(
+        1, description="Parts into which each batch is split, one in memory after the other."
+    )
+    last_batch: Literal["drop", "keep"] = Field(
+        "drop",
+        description="The examples left over at the end of an epoch. drop: they wait for another epoch's shuffle; "
+        "keep: a smaller last batch.",
+    )
+    objective: Literal["config", "model"] = Field(
+        "config",
+        description="model: with the losses, metrics and optimizer that the model's builder compiled it with.",
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Keep an exponential moving average of the weights: it is validated, saved and served."
+    )
+    frozen: list[Pattern] = Field(
+        [],
+        description="Names or paths of layers that are not trained, as in encoder/* (* and ? stand for any characters).",
+    )
     early_stopping: EarlyStoppingConfig | None = None
+    callbacks: list[CallbackConfig] = []
+    max_bad_steps: Count = Field(
+        10, description="Steps in a row with NaN or infinite gradients, each left out and counted, that stop the run."
+    )
+    checkpoint_steps: Count | None = Field(
+        None,
+        description="Save within an epoch, too, every so many steps; after each epoch and on SIGTERM it always is.",
+    )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    storage_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32", description="Of the weights in the model file; in memory they are float32 again."
+    )
     xla: Literal["auto", "on", "off"] = Field(
         "auto", description="auto: compile, and fall back with the reason where XLA cannot."
+    )
+    debug: Literal["off", "eager"] = Field(
+        "off", description="eager: every step runs op by op in Python, for breakpoints and prints."
     )
     strategy: Literal["one_device", "mirrored", "multi_worker"] = Field(
         "one_device",
@@ -257,14 +374,42 @@ class TrainConfig(Section):
     )
     steps_per_execution: Count = Field(16, description="Steps run in one call of the compiled loop.")
     tensorboard: bool = Field(False, description="Write event files beside the model.")
+    layer_statistics: list[Pattern] = Field(
+        [], description="Names or paths of layers whose outputs' statistics and histograms are kept each epoch."
+    )
     seed: int = inherited(0)
     model: ModelConfig = inherited(ModelConfig())
 
     @model_validator(mode="after")
-    def _numbers_have_a_reader(self) -> TrainConfig:
+    def _options_have_a_reader(self) -> TrainConfig:
         readers = {"mirrored": "num_devices", "multi_worker": "num_workers"}
         unread = [field for strategy, field in readers.items() if strategy != self.strategy]
         _refuse_unread(self, unread, f"strategy: {self.strategy}")
+        own = ["optimizer", "class_weights", "label_smoothing", "ema_decay"] if self.objective == "model" else []
+        _refuse_unread(self, own, f"objective: {self.objective}")
+        return self
+
+    @model_validator(mode="after")
+    def _steps_can_run(self) -> TrainConfig:
+        if self.global_batch_size % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} does not divide global_batch_size "
+                f"{self.global_batch_size}"
+            )
+        if self.debug == "eager" and self.xla == "on":
+            raise ValueError("debug: eager runs op by op, which XLA cannot: leave out 'xla' or set it to off")
+        return self
+
+    @model_validator(mode="after")
+    def _callbacks_have_what_they_work_on(self) -> TrainConfig:
+        names = {callback.name for callback in self.callbacks} if self.objective == "config" else set()
+        if "ReduceLROnPlateau" in names and (self.optimizer.schedule != "constant" or self.optimizer.warmup_steps):
+            raise ValueError(
+                "ReduceLROnPlateau sets the learning rate, and so does optimizer.schedule: use schedule: constant "
+                "without warmup_steps, or leave out the callback"
+            )
+        if "SwapEMAWeights" in names and self.ema_decay is None:
+            raise ValueError("SwapEMAWeights needs a moving average of the weights: set ema_decay")
         return self
 
 

@@ -2,38 +2,105 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
 from components import plugins
 from components.artifacts import read_manifest
-from components.errors import ArtifactError
+from components.errors import ArtifactError, ConfigError
 from models.spec import OutputSpec
 
 FILE = "model.keras"
+_WEIGHTS = "model.weights.h5"
+_BFLOAT16 = tf.bfloat16.as_numpy_dtype
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
-def save_model(model: keras.Model, directory: Path) -> None:
-    """Write `model.keras`, without the time and the memory addresses that Keras puts inside."""
+def save_model(model: keras.Model, directory: Path, dtype: str = "float32") -> None:
+    """Write `model.keras`, without the time and the memory addresses that Keras puts inside.
+
+    What belongs to training alone, how the model was compiled and the optimizer's state, is left out.
+
+    Args:
+        model: A built model; it stays as it is, compiled or not.
+        directory: Where the file is written.
+        dtype: float32, float16 or bfloat16: that of the float32 weights in the file. Keras reads them back as float32.
+
+    Raises:
+        ConfigError: a weight is too large for `dtype`.
+    """
     written = directory / f"new-{FILE}"
-    model.save(written)
-    with zipfile.ZipFile(written) as source, zipfile.ZipFile(directory / FILE, "w") as target:
-        for entry in sorted(source.namelist()):
-            content = source.read(entry)
-            if entry == "metadata.json":
-                content = json.dumps({**json.loads(content), "date_saved": ""}, sort_keys=True).encode()
-            if entry == "config.json":
-                content = _number_shared_objects(content.decode()).encode()
+    try:
+        with _left_out_of_the_file(model):
+            model.save(written)
+        with zipfile.ZipFile(written) as source:
+            entries = {entry: source.read(entry) for entry in sorted(source.namelist())}
+    finally:
+        written.unlink(missing_ok=True)
+    metadata = {**json.loads(entries["metadata.json"]), "date_saved": ""}
+    entries["metadata.json"] = json.dumps(metadata, sort_keys=True).encode()
+    entries["config.json"] = _number_shared_objects(entries["config.json"].decode()).encode()
+    entries[_WEIGHTS] = _store_weights(entries[_WEIGHTS], dtype)
+    with zipfile.ZipFile(directory / FILE, "w") as target:
+        for entry, content in entries.items():
             target.writestr(zipfile.ZipInfo(entry, _FIXED_TIME), content)
-    written.unlink()
+
+
+@contextlib.contextmanager
+def _left_out_of_the_file(model: keras.Model) -> Iterator[None]:
+    """Let the model tell nothing of how it was compiled; losses of the user's own may not even be serialisable."""
+    model.get_compile_config = lambda: None
+    try:
+        yield
+    finally:
+        del model.get_compile_config
+
+
+def _store_weights(content: bytes, dtype: str) -> bytes:
+    """The HDF5 file of the weights, without the optimizer's state and with float32 numbers in `dtype`."""
+    target = io.BytesIO()
+    with h5py.File(io.BytesIO(content)) as source, h5py.File(target, "w") as copy:
+
+        def store(name: str, item: Any) -> None:
+            if name.partition("/")[0] == "optimizer":
+                return
+            place = copy.create_group(name) if isinstance(item, h5py.Group) else None
+            if place is None:
+                numbers = _in_dtype(item, dtype)
+                place = copy.create_dataset(name, data=numbers)
+                if numbers.dtype == _BFLOAT16:
+                    place.attrs["dtype"] = "bfloat16"  # HDF5 has no such type; Keras looks here
+            place.attrs.update(item.attrs)
+
+        source.visititems(store)
+    return target.getvalue()
+
+
+def _in_dtype(weight: Any, dtype: str) -> np.ndarray:
+    """A dataset of HDF5 as an array: in `dtype` if it is float32, as it is otherwise."""
+    numbers = weight[()]
+    if weight.dtype != np.float32 or dtype == "float32":
+        return numbers
+    with np.errstate(over="ignore"):
+        stored = numbers.astype(_BFLOAT16 if dtype == "bfloat16" else dtype)
+    if (lost := np.isfinite(numbers) & ~np.isfinite(stored)).any():
+        layer = weight.parent.attrs.get("name", weight.name)
+        raise ConfigError(
+            f"train.storage_dtype: {dtype} ends at {tf.as_dtype(dtype).max:g}, but a weight of layer '{layer}' is "
+            f"{numbers[lost].flat[0]:g}. Use float32{' or bfloat16' if dtype == 'float16' else ''}."
+        )
+    return stored
 
 
 def _number_shared_objects(config: str) -> str:

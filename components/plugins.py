@@ -24,6 +24,16 @@ MODELS = {
     "transformer": "models.transformer:build",
 }
 
+CALLBACKS = {
+    "CSVLogger": "keras.callbacks:CSVLogger",
+    "EarlyStopping": "keras.callbacks:EarlyStopping",
+    "ModelCheckpoint": "keras.callbacks:ModelCheckpoint",
+    "ReduceLROnPlateau": "keras.callbacks:ReduceLROnPlateau",
+    "RemoteMonitor": "keras.callbacks:RemoteMonitor",
+    "SwapEMAWeights": "keras.callbacks:SwapEMAWeights",
+    "TensorBoard": "keras.callbacks:TensorBoard",
+}
+
 SOURCES = {
     "csv": "components.ingest.sources:csv",
     "fashion_mnist": "components.ingest.samples:fashion_mnist",

@@ -30,7 +30,7 @@ from components.config import (
     inherited_fields,
 )
 from components.errors import ConfigError
-from components.plugins import MODELS, SOURCES
+from components.plugins import CALLBACKS, MODELS, SOURCES
 from pipelines import config_problems, yaml_text
 from pipelines.config_sources import Settings, read_settings
 
@@ -165,7 +165,8 @@ def json_schema() -> dict[str, Any]:
         properties = definition.get("properties", {})
         for name in [name for name, field in properties.items() if field.get("inherited")]:
             del properties[name]
-    for definition, field, table in (("DataConfig", "source", SOURCES), ("ModelConfig", "name", MODELS)):
+    named = (("DataConfig", "source", SOURCES), ("ModelConfig", "name", MODELS), ("CallbackConfig", "name", CALLBACKS))
+    for definition, field, table in named:
         schema["$defs"][definition]["properties"][field]["anyOf"] = [
             {"enum": sorted(table)},
             {"pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"},

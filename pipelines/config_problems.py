@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from components import plugins
-from components.config import TASK_METRICS, inherited_fields
+from components.config import REFUSED_CALLBACKS, TASK_METRICS, inherited_fields
 from components.errors import ConfigError, did_you_mean
 
 _NAMED = (("data", "source", plugins.SOURCES), ("model", "name", plugins.MODELS))
@@ -60,11 +60,7 @@ def before_validation(tree: dict[str, Any], root: type[BaseModel]) -> list[Probl
         for field in set(inherited_fields(section)) & set(_mapping(tree.get(name))):
             del tree[name][field]
             problems.append(Problem((name, field), f"this is set at the top of the file: write '{field}:' there"))
-    for section_name, field, table in _NAMED:
-        value = _mapping(tree.get(section_name)).get(field)
-        if isinstance(value, str) and (message := _unknown_name(value, table)):
-            problems.append(Problem((section_name, field), message))
-    return [*problems, *_unknown_metrics(tree)]
+    return [*problems, *_unknown_names(tree), *_unknown_metrics(tree), *_only_for_classes(tree)]
 
 
 def of_validation(error: ValidationError, tree: Mapping[str, Any], root: type[BaseModel]) -> Iterator[Problem]:
@@ -73,6 +69,20 @@ def of_validation(error: ValidationError, tree: Mapping[str, Any], root: type[Ba
         received = details["input"]
         if not (isinstance(received, float) and not math.isfinite(received)):
             yield _in_words(details, _place(details["loc"], root), root)
+
+
+def _unknown_names(tree: Mapping[str, Any]) -> Iterator[Problem]:
+    """Names of code that are no built-in ones and no import paths."""
+    named: list[tuple[tuple[str, ...], Any, dict[str, str]]] = [
+        ((section, field), _mapping(tree.get(section)).get(field), table) for section, field, table in _NAMED
+    ]
+    callbacks = _mapping(tree.get("train")).get("callbacks")
+    for number, callback in enumerate(callbacks if isinstance(callbacks, list) else []):
+        path = ("train", "callbacks", str(number), "name")
+        named.append((path, _mapping(callback).get("name"), plugins.CALLBACKS))
+    for place, value, table in named:
+        if isinstance(value, str) and value not in REFUSED_CALLBACKS and (message := _unknown_name(value, table)):
+            yield Problem(place, message)
 
 
 def _unknown_name(value: str, table: dict[str, str]) -> str | None:
@@ -91,6 +101,16 @@ def _unknown_metrics(tree: Mapping[str, Any]) -> Iterator[Problem]:
     for path, metric in _metrics_asked_for(tree):
         if isinstance(metric, str) and metric not in known:
             yield Problem(path, f"a {task} task has no metric '{metric}'.{did_you_mean(metric, known)}".rstrip("."))
+
+
+def _only_for_classes(tree: Mapping[str, Any]) -> Iterator[Problem]:
+    """Options of the training that nothing reads where the label is a number."""
+    if _mapping(tree.get("data")).get("task") != "regression":
+        return
+    train = _mapping(tree.get("train"))
+    for field, default in (("class_weights", "none"), ("label_smoothing", 0)):
+        if (value := train.get(field, default)) != default:
+            yield Problem(("train", field), f"a regression task has no classes: leave it out, received {_show(value)}")
 
 
 def _metrics_asked_for(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:

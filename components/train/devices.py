@@ -67,10 +67,10 @@ def make_strategy(config: TrainConfig) -> tf.distribute.Strategy:
     wanted = config.num_devices or len(available)
     if wanted > len(available):
         raise ConfigError(f"train.num_devices is {wanted}, but there are {len(available)} {kind}s. Lower it.")
-    if config.global_batch_size % wanted:
+    if config.global_batch_size < wanted:
         raise ConfigError(
             f"train.global_batch_size {config.global_batch_size} cannot be divided over {wanted} devices. "
-            f"Use a multiple of {wanted}."
+            "Use at least one example for each."
         )
     # TensorFlow's CPU collectives allow one number of devices a process; this reduction has no such memory.
     reduction = tf.distribute.ReductionToOneDevice() if kind == "CPU" else None

@@ -4,7 +4,8 @@
     python -m components.train.launch config.json --examples E --transform T --model M      # in a pod: be a worker
 
 Exit codes of a worker, chosen for TFJob's restartPolicy ExitCode (from 128 on the pod starts again): 0 done, 1 and 2
-an error that a restart cannot mend, 138 other workers are missing or gone, 143 SIGTERM. The last whole epoch is kept.
+an error that a restart cannot mend, 138 other workers are missing or gone, or one of them was told to stop, 143 told to
+stop by SIGTERM. Whoever is told to stop saves first, together with the others; all go on from there.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import click
 import yaml
 from pydantic import ValidationError
 
-from components import progress
+from components import artifacts, progress
 from components.config import TrainConfig
 from components.errors import ConfigError, HeadraceError
 from components.train import cluster as clusters
+from components.train.preemption import TERMINATED, Preemption, leave_in_time
 from components.train.supervisor import START_TIMEOUT, STATUS_FD, Limits, Set, Show
 
-TERMINATED = 128 + signal.SIGTERM
 LOG = "train_workers.log"
 _BEAT_S = 1.0
 
@@ -49,7 +50,8 @@ def run_local(
     """Train with `config.num_workers` processes on this machine; if one dies or freezes, all start again.
 
     They go on from the last checkpoint and end with the weights of a run in which none died. What they print is kept in
-    `train_workers.log` beside `model`.
+    `train_workers.log` beside `model`. SIGTERM is passed on to them; when they have saved and left, it does what it
+    would have done to this process.
 
     Args:
         examples: As for `train`.
@@ -69,23 +71,26 @@ def run_local(
             "train.strategy is multi_worker, but TF_CONFIG names no workers. "
             "Set train.num_workers to start that many on this machine."
         )
-    with tempfile.TemporaryDirectory() as folder:
+    limits = limits or Limits()
+    with Preemption() as preemption, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train.json"
         file.write_text(config.model_dump_json())
         paths = {"--examples": examples, "--transform": transform, "--model": model}
         arguments = [str(file), *(str(part) for pair in paths.items() for part in pair)]
-        command = [sys.executable, "-m", "components.train.launch", *arguments]
-        model.parent.mkdir(parents=True, exist_ok=True)
-        with (model.parent / LOG).open("w", buffering=1) as log:
+        options = ["--grace-s", str(limits.grace_s)]
+        command = [sys.executable, "-m", "components.train.launch", *arguments, *options]
+        with _open_log(model.parent / LOG) as log:
             notes = _Notes(log, show or _report)
-            _start_until_done(command, config.num_workers, limits or Limits(), notes, model.parent / LOG)
+            _start_until_done(command, config.num_workers, limits, notes, preemption)
 
 
-def _start_until_done(command: list[str], num_workers: int, limits: Limits, notes: _Notes, log: Path) -> None:
+def _start_until_done(
+    command: list[str], num_workers: int, limits: Limits, notes: _Notes, preemption: Preemption
+) -> None:
     for restarts in range(limits.max_restarts + 1):
         with Set(command, clusters.local_clusters(num_workers), limits, notes.show, notes.write) as workers:
-            failure = workers.wait()
-        if failure is None:
+            failure = workers.wait(lambda: preemption.is_asked_for)
+        if failure is None or preemption.is_asked_for:
             return
         if restarts < limits.max_restarts:
             notes.show(
@@ -94,19 +99,36 @@ def _start_until_done(command: list[str], num_workers: int, limits: Limits, note
             )
     raise HeadraceError(
         f"The workers were started {limits.max_restarts + 1} times and failed each time, at last so: {failure}. "
-        f"What they wrote is in {log}. The last whole epoch is kept: run again to go on from it."
+        f"What they wrote is in {notes.name}. The last checkpoint is kept: run again to go on from it."
     )
+
+
+def _open_log(file: Path) -> IO[bytes]:
+    with artifacts.disk_errors_explained(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.open("wb", buffering=0)
 
 
 class _Notes:
     """The log file of a run, and whoever is shown the lines that matter."""
 
-    def __init__(self, file: IO[str], show: Show) -> None:
+    def __init__(self, file: IO[bytes], show: Show) -> None:
         self._file, self._show = file, show
+        self._is_full = False
+
+    @property
+    def name(self) -> str:
+        """Of the log file."""
+        return self._file.name
 
     def write(self, worker: int | None, line: str) -> None:
-        """Keep a line."""
-        self._file.write(f"{_prefix(worker)} {line}\n")
+        """Keep a line; a full disk ends the workers with a message of their own, which must be heard."""
+        try:
+            self._file.write(f"{_prefix(worker)} {line}\n".encode())
+        except OSError as error:
+            if not self._is_full:
+                self._is_full = True
+                self._show(None, f"lines are missing in {self.name}: {error.strerror}")
 
     def show(self, worker: int | None, line: str) -> None:
         """Keep a line and show it."""
@@ -147,6 +169,7 @@ def read_config(file: Path) -> TrainConfig:
 @click.option("--max-restarts", type=click.IntRange(0), default=Limits.max_restarts, help="Of the whole set.")
 @click.option("--start-timeout-s", type=float, default=Limits.start_timeout_s, help="For all workers to be there.")
 @click.option("--heartbeat-timeout-s", type=float, default=Limits.heartbeat_timeout_s, help="After it one is frozen.")
+@click.option("--grace-s", type=float, default=Limits.grace_s, help="After SIGTERM: to save and leave.")
 def main(
     config: Path,
     workers: int | None,
@@ -156,19 +179,20 @@ def main(
     max_restarts: int,
     start_timeout_s: float,
     heartbeat_timeout_s: float,
+    grace_s: float,
 ) -> None:
     """Train with several workers.
 
     CONFIG is YAML or JSON: the configuration of the train step, or a run's config.yaml.
 
-    Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 138 other workers are gone, 143 terminated.
+    Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 138 other workers are gone, 143 told to stop (saved).
     """
     paths = {"examples": examples, "transform": transform, "model": model}
     found = {name: path or config.parent / name for name, path in paths.items()}
     if workers is None:
         os.environ.setdefault(START_TIMEOUT, str(start_timeout_s))
-        _be_a_worker(lambda: _train_as_worker(config, found))
-    limits = Limits(max_restarts, start_timeout_s, heartbeat_timeout_s)
+        _be_a_worker(lambda: _train_as_worker(config, found), grace_s)
+    limits = Limits(max_restarts, start_timeout_s, heartbeat_timeout_s, grace_s)
     signal.signal(signal.SIGTERM, _leave)
     try:
         settings = read_config(config).model_copy(update={"strategy": "multi_worker", "num_workers": workers})
@@ -193,9 +217,10 @@ def _train_as_worker(config: Path, paths: dict[str, Path]) -> None:
     train(**paths, config=settings.model_copy(update={"strategy": "multi_worker"}))
 
 
-def _be_a_worker(work: Callable[[], None]) -> None:
+def _be_a_worker(work: Callable[[], None], grace_s: float) -> None:
     """Do the work and leave at once: TensorFlow's own end waits for workers that are gone already."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
+    leave_in_time(grace_s)
     # SIGALRM must end the process even while TensorFlow waits in C++.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     code = 1

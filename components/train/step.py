@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import shutil
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from components import artifacts, metrics, model_files, plugins, progress
+from components import artifacts, metrics, model_files, plugins
 from components.config import TrainConfig
-from components.errors import ConfigError, DataError, HeadraceError, did_you_mean
+from components.errors import ConfigError, DataError, did_you_mean
 from components.examples import read_arrays
 from components.preprocessing import Preprocessing
 from components.train import cluster as clusters
-from components.train import devices, launch, objective
+from components.train import devices, fit, launch, objective
 from components.train.batches import TrainBatches
-from components.train.engine import Engine
+from components.train.callbacks import make_callbacks
+from components.train.layer_statistics import measure, write_summaries
 from components.train.team import Team
 from models.spec import FeatureSpec, OutputSpec
+
+CALLBACKS = "callbacks"
+# Validation examples whose layer outputs are looked at.
+_WATCHED = 256
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class TrainResult:
         validation: Metrics of the validation split with these weights.
         xla: `on`, or why the step ran without it.
         num_replicas: Devices that shared each batch.
-        skipped_steps: Steps left out since mixed_float16 overflowed.
+        skipped_steps: Steps left out since they held NaN or Inf.
     """
 
     num_parameters: int
@@ -49,17 +54,6 @@ class TrainResult:
     xla: str
     num_replicas: int
     skipped_steps: int
-
-
-@dataclass
-class Progress:
-    """Where a run stands after a whole epoch; a checkpoint holds it as JSON."""
-
-    epoch: int = 0
-    best_epoch: int = 0
-    best_value: float | None = None
-    skipped_steps: int = 0
-    history: list[dict[str, float | None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -123,14 +117,14 @@ def _keras_settings(config: TrainConfig) -> Iterator[None]:
 
 
 class Run:
-    """One training run: what it holds, and the loop over epochs.
+    """One training run: its data, its model, and what it writes.
 
     Args:
-        scratch: Folder of checkpoints and event files; `None` in a worker that is not the chief.
+        scratch: Folder of checkpoints, event files and what callbacks write; `None` in a worker that is not the chief.
     """
 
     def __init__(self, config: TrainConfig, preprocessing: Preprocessing, examples: Path, scratch: Path | None) -> None:
-        self.config, self.output = config, preprocessing.output_spec
+        self.config, self.output, self._scratch = config, preprocessing.output_spec, scratch
         self._splits = {name: _read(preprocessing, examples, name) for name in ("train", "validation")}
         self._check()
         self.strategy = devices.make_strategy(config)
@@ -142,47 +136,51 @@ class Run:
             objective.example_weights(train_split.labels, self.output, config.class_weights),
             batch_size=config.global_batch_size,
             seed=config.seed,
-            rows=self.team.part_of(config.global_batch_size),
+            last_batch=config.last_batch,
+            part_of=self.team.part_of,
         )
         with self.strategy.scope():
             self.model = build_model(config, preprocessing.input_spec, self.output)
-            optimizer = objective.make_optimizer(config, config.epochs * self.batches.steps_per_epoch)
-        self.engine, self.xla = self._make_engine(optimizer)
+            objective.freeze(self.model, config.frozen)
+            self._compile()
         self._predict = model_files.Predictor(self.model, self.output)
-        self._best = [tf.Variable(v.numpy(), trainable=False) for v in self.model.variables]
-        self._state = tf.Variable("{}", trainable=False)
-        self.progress = Progress()
-        self._checkpoint = tf.train.Checkpoint(**self.engine.checkpoint_state(), best=self._best, state=self._state)
-        self._checkpoints = scratch and tf.train.CheckpointManager(
-            self._checkpoint, str(scratch / "checkpoints"), max_to_keep=2
-        )
-        self._events = scratch / "tensorboard" if scratch and config.tensorboard else None
+        for pattern in config.layer_statistics:
+            objective.match_layers(self.model, pattern, "train.layer_statistics")
 
     def until_done(self) -> TrainResult:
         """Run the epochs that are left; keep the best weights in the model."""
-        self._restore()
-        batches = self._distribute(self.progress.epoch)
-        while self.progress.epoch < self.config.epochs and not self._is_out_of_patience():
-            self._run_epoch(batches)
-            self._save_checkpoint()
-        for variable, best in zip(self.model.variables, self._best, strict=True):
-            variable.assign(best)
+        folder = self._scratch or Path(tempfile.mkdtemp())
+        fitted = fit.run(
+            self.model,
+            self.batches,
+            strategy=self.strategy,
+            config=self.config,
+            validate=lambda _: self._validate(),
+            callbacks=make_callbacks(self.config.callbacks, folder / CALLBACKS, is_chief=self.team.is_chief),
+            scratch=self._scratch,
+            observe=self._layer_statistics,
+        )
+        self._tables = {"history.json": fitted.history}
+        if self.config.layer_statistics:
+            self._tables["layer_statistics.json"] = fitted.observations
         return TrainResult(
             num_parameters=int(sum(np.prod(v.shape) for v in self.model.trainable_variables)),
-            epochs=self.progress.epoch,
-            best_epoch=self.progress.best_epoch,
-            validation=metrics.jsonable(self._validate()),
-            xla=self.xla,
+            epochs=fitted.epochs,
+            best_epoch=fitted.best_epoch,
+            validation=fitted.validation,
+            xla=fitted.xla,
             num_replicas=self.strategy.num_replicas_in_sync,
-            skipped_steps=self.progress.skipped_steps,
+            skipped_steps=fitted.skipped_steps,
         )
 
     def save(self, directory: Path) -> None:
-        """Write the model, its history and its event files."""
-        model_files.save_model(self.model, directory)
-        (directory / "history.json").write_text(json.dumps(self.progress.history, indent=1))
-        if self._events is not None:
-            shutil.copytree(self._events, directory / artifacts.VOLATILE)
+        """Write the model, its history, its event files and those of the callbacks."""
+        model_files.save_model(self.model, directory, self.config.storage_dtype)
+        for name, rows in self._tables.items():
+            (directory / name).write_text(json.dumps(rows, indent=1))
+        for name in artifacts.VOLATILE:
+            if self._scratch and (self._scratch / name).is_dir():
+                shutil.copytree(self._scratch / name, directory / name)
 
     def _check(self) -> None:
         num_examples = len(self._splits["train"].labels)
@@ -199,73 +197,20 @@ class Run:
                 f"{did_you_mean(stopping.metric, known)}"
             )
 
-    def _make_engine(self, optimizer: keras.optimizers.Optimizer) -> tuple[Engine, str]:
-        def make(xla: bool) -> Engine:
-            return Engine(
-                self.model,
-                optimizer,
-                objective.make_loss(self.output, self.config.label_smoothing),
-                strategy=self.strategy,
-                global_batch_size=self.config.global_batch_size,
-                xla=xla,
-                scale_loss=self.config.precision == "mixed_float16",
-                clip_norm=self.config.optimizer.clip_norm,
-            )
-
-        if self.config.xla == "off":
-            return make(False), "off"
-        engine = make(True)
-        reason = engine.why_it_cannot_run(self._distribute(0))
-        if reason is None:
-            return engine, "on"
-        if self.config.xla == "on":
-            raise ConfigError(
-                f"train.xla is on, but XLA cannot compile this model: {reason}. Use train.xla=auto or off."
-            )
-        progress.report(f"XLA cannot compile this model, going on without it: {reason}")
-        return make(False), f"off: {reason}"
-
-    def _distribute(self, start_epoch: int) -> Iterator[Any]:
-        dataset = self.batches.epochs(start_epoch, self.config.epochs)
-        if self.team.size > 1:  # its own rows only, for the one device of this worker
-            return iter(dataset)
-        return iter(self.strategy.experimental_distribute_dataset(dataset))
-
-    def _run_epoch(self, batches: Iterator[Any]) -> None:
-        epoch = self.progress.epoch
-        total_loss, taken, done, steps = 0.0, 0, 0, self.batches.steps_per_epoch
-        while done < steps:
-            count = min(self.config.steps_per_execution, steps - done)
-            outcome = self.engine.run(batches, count)
-            if not math.isfinite(outcome.total_loss):
-                raise _diverged(outcome.total_loss, f"in epoch {epoch + 1}, steps {done + 1} to {done + count}")
-            done += count
-            taken += outcome.steps
-            total_loss += outcome.total_loss
-            self.progress.skipped_steps += outcome.skipped_steps
-        if not taken:
-            raise _diverged(math.nan, f"in every step of epoch {epoch + 1}")
-        self._finish_epoch(total_loss / taken)
-
-    def _finish_epoch(self, loss: float) -> None:
-        validation = self._validate()
-        self.progress.epoch += 1
-        entry = {
-            "train_loss": loss,
-            **{f"validation_{name}": value for name, value in metrics.jsonable(validation).items()},
-        }
-        self.progress.history.append(entry)
-        stopping = self.config.early_stopping
-        metric = stopping.metric if stopping else "loss"
-        value, best = validation[metric], self.progress.best_value
-        if stopping is None or best is None or metrics.improvement(metric, value, best) > 0:
-            self.progress.best_value, self.progress.best_epoch = value, self.progress.epoch
-            for kept, variable in zip(self._best, self.model.variables, strict=True):
-                kept.assign(variable.numpy())
-        progress.report(
-            f"epoch {self.progress.epoch}/{self.config.epochs}  loss {loss:.4f}  validation {metric} {value:.4f}"
-        )
-        self._write_events(entry)
+    def _compile(self) -> None:
+        """Give the model its loss and optimizer, where it does not come with its own."""
+        if self.config.objective == "model":
+            if not self.model.compiled:
+                raise ConfigError(
+                    f"train.objective is model, but '{self.config.model.name}' returns a model that is not compiled. "
+                    "Call model.compile(...) in its builder, or use objective: config."
+                )
+            return
+        optimizer = objective.make_optimizer(self.config, self.config.epochs * self.batches.steps_per_epoch)
+        optimizer.build(self.model.trainable_variables)
+        objective.set_learning_rate_factors(optimizer, self.model, self.config.optimizer.layers)
+        loss = objective.make_loss(self.output, self.config.label_smoothing)
+        self.model.compile(optimizer=optimizer, loss=loss, auto_scale_loss=False)
 
     def _validate(self) -> dict[str, float]:
         split, num_examples = self._splits["validation"], len(self._splits["validation"].labels)
@@ -274,55 +219,15 @@ class Run:
         validation = metrics.compute(self.output.task, split.labels, self.team.gather(answers, num_examples))
         return {name: float(value) for name, value in self.team.say(validation).items()}
 
-    def _is_out_of_patience(self) -> bool:
-        stopping = self.config.early_stopping
-        return stopping is not None and self.progress.epoch - self.progress.best_epoch >= stopping.patience
-
-    def _restore(self) -> None:
-        """Go on from the newest checkpoint that can be read; every worker from the one that the chief took."""
-        variables = [*self.engine.variables(), *self._best]
-        if self._checkpoints:
-            self._read_checkpoint(variables, Path(self._checkpoints.directory))
-        self.progress = Progress(**self.team.say(vars(self.progress)))
-        self.team.share(variables)
-        self.engine.set_worker(self.team.index)
-        if self.progress.epoch:
-            progress.report(f"going on after epoch {self.progress.epoch} of a run that was stopped")
-
-    def _read_checkpoint(self, variables: list[Any], folder: Path) -> None:
-        untouched = [variable.numpy() for variable in variables]
-        files = sorted(folder.glob("ckpt-*.index"), key=lambda file: int(file.stem.rpartition("-")[2]), reverse=True)
-        for file in files:
-            try:
-                self._checkpoint.restore(str(file.with_suffix(""))).assert_consumed()
-                self.progress = Progress(**json.loads(self._state.numpy()))
-                return
-            except Exception as error:  # what TensorFlow raises depends on where the file is damaged
-                reason = str(getattr(error, "message", error)).partition("\n")[0]
-                progress.report(f"checkpoint {file.stem} cannot be read and is passed over: {reason}")
-                for variable, value in zip(variables, untouched, strict=True):
-                    variable.assign(value)
-
-    def _save_checkpoint(self) -> None:
-        if self._checkpoints:
-            self._state.assign(json.dumps(vars(self.progress)))
-            self._checkpoints.save(checkpoint_number=self.progress.epoch)
-
-    def _write_events(self, entry: dict[str, float | None]) -> None:
-        if self._events is None:
-            return
-        writer = tf.summary.create_file_writer(str(self._events))
-        with writer.as_default(step=self.progress.epoch):
-            for name, value in entry.items():
-                tf.summary.scalar(name, math.nan if value is None else value)
-        writer.close()
-
-
-def _diverged(loss: float, where: str) -> HeadraceError:
-    return HeadraceError(
-        f"The training loss became {loss} {where}. "
-        "Lower train.optimizer.learning_rate, set train.optimizer.clip_norm, or look at the data."
-    )
+    def _layer_statistics(self, epoch: int) -> dict[str, Any] | None:
+        """Of the layers' outputs for the first validation examples, if asked for; also written as event files."""
+        if not self.config.layer_statistics or self._scratch is None:
+            return None
+        features = {name: values[:_WATCHED] for name, values in self._splits["validation"].features.items()}
+        statistics = measure(self.model, self.config.layer_statistics, features)
+        with tf.summary.create_file_writer(str(self._scratch / "tensorboard")).as_default():
+            write_summaries(statistics, epoch)
+        return {path: each.as_dict() for path, each in statistics.items()}
 
 
 def build_model(config: TrainConfig, inputs: dict[str, FeatureSpec], output: OutputSpec) -> keras.Model:

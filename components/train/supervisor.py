@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from components import errors
 from components.train.cluster import RESTART_ME, Cluster
+from components.train.preemption import TERMINATED
 
 STATUS_FD = "HEADRACE_STATUS_FD"
 START_TIMEOUT = "HEADRACE_START_TIMEOUT_S"
@@ -35,11 +36,13 @@ class Limits:
         max_restarts: Of the whole set.
         start_timeout_s: For all workers to be there.
         heartbeat_timeout_s: Without a sign of life a worker is frozen. The others notice it sooner, while they train.
+        grace_s: To save and leave, after SIGTERM; Kubernetes gives 30 s.
     """
 
     max_restarts: int = 3
     start_timeout_s: float = 300.0
     heartbeat_timeout_s: float = 120.0
+    grace_s: float = 25.0
 
 
 class Set:
@@ -77,28 +80,49 @@ class Set:
             worker.end()
         self._show_lines(0)
 
-    def wait(self) -> str | None:
+    def wait(self, is_told_to_stop: Callable[[], bool] = lambda: False) -> str | None:
         """Wait until the chief is done (`None`), or until a worker has failed in a way that a restart may mend.
+
+        Args:
+            is_told_to_stop: From when it says so the workers have `grace_s` to save and leave.
+
+        Returns:
+            Why the set has ended before it was done.
 
         Raises:
             HeadraceError: what a worker failed with, if it would fail so again.
         """
         while True:
             if self._workers[0].process.poll() == 0:
-                self._let_leave()
+                self._let_leave(_LEAVING_S)
                 return None
+            if is_told_to_stop():
+                return self._stop()
             if failed := [worker for worker in self._workers if worker.why_failed()]:
                 reason = failed[0].why_failed()
                 self._show_lines(_LAST_WORDS_S)
-                for worker in self._workers:
-                    worker.raise_its_error()
+                self._raise_errors()
                 return reason
             self._show_lines(_POLL_S)
 
-    def _let_leave(self) -> None:
-        deadline = time.monotonic() + _LEAVING_S
+    def _stop(self) -> str:
+        self._show(None, f"told to stop: the workers have {self._limits.grace_s:g} s to save and leave")
+        for worker in self._workers:
+            worker.process.terminate()
+        self._let_leave(self._limits.grace_s)
+        self._raise_errors()
+        if late := [str(worker.index) for worker in self._workers if worker.process.poll() is None]:
+            self._show(None, f"killed, since they did not leave in time: workers {', '.join(late)}")
+        return "told to stop"
+
+    def _let_leave(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and any(worker.process.poll() is None for worker in self._workers):
             self._show_lines(_POLL_S)
+
+    def _raise_errors(self) -> None:
+        for worker in self._workers:
+            worker.raise_its_error()
 
     def _show_lines(self, seconds: float) -> None:
         """Show what has come, and what comes for so long."""
@@ -121,7 +145,7 @@ class _Worker:
         show: Show,
         note: Show,
     ) -> None:
-        self._index, self._limits, self._lines = place.index, limits, lines
+        self.index, self._limits, self._lines = place.index, limits, lines
         reading, writing = os.pipe()
         threads = max(1, (os.cpu_count() or 1) // len(place.addresses))
         environment = {
@@ -160,9 +184,9 @@ class _Worker:
         """Why the set cannot go on with this worker, `None` if it can."""
         code = self.process.poll()
         if code:
-            return f"worker {self._index} {_meaning(code)}"
+            return f"worker {self.index} {_meaning(code)}"
         if code is None and (silence := time.monotonic() - self._last_beat) > self._limits.heartbeat_timeout_s:
-            return f"worker {self._index} gave no sign of life for {silence:.0f} s"
+            return f"worker {self.index} gave no sign of life for {silence:.0f} s"
         return None
 
     def raise_its_error(self) -> None:
@@ -182,7 +206,7 @@ class _Worker:
     def _read_lines(self, stream: IO[str], show: Show) -> None:
         with stream:
             for line in stream:
-                self._lines.put((show, self._index, line.rstrip()))
+                self._lines.put((show, self.index, line.rstrip()))
 
     def _read_status(self, lines: IO[str]) -> None:
         with lines:
@@ -196,4 +220,6 @@ def _meaning(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     if code == RESTART_ME:
         return "has lost the others"
+    if code == TERMINATED:
+        return "was told to stop"
     return f"ended with code {code}"

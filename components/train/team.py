@@ -43,6 +43,20 @@ class Team:
         text = np.frombuffer(json.dumps(value).encode() if self.is_chief else b"", np.uint8)
         return json.loads(self._share([text])[0].tobytes())
 
+    def hear(self, value: Any) -> list[Any]:
+        """Every worker's `value` (as JSON), in every worker, by index."""
+        if self.size == 1:
+            return [value]
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        mine = np.zeros(self.size, np.int32)
+        mine[self.index] = len(text)
+        sizes = self._sum(mine)
+        content = np.zeros(-(-sizes.sum() // 4) * 4, np.uint8)
+        ends = np.cumsum(sizes)
+        content[ends[self.index] - len(text) : ends[self.index]] = text
+        parts = np.split(self._sum(content.view(np.int32)).view(np.uint8)[: sizes.sum()], ends[:-1])
+        return [json.loads(part.tobytes()) for part in parts]
+
     def share(self, variables: Sequence[tf.Variable]) -> None:
         """Give every worker the chief's values of these variables."""
         if self.size == 1:
@@ -60,6 +74,10 @@ class Team:
         whole = np.zeros((num_rows, *rows.shape[1:]), np.float32)
         whole[start:stop] = rows
         return self._sum(whole.view(np.int32).reshape(-1)).view(np.float32).reshape(whole.shape)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any worker's `flag` is set."""
+        return flag if self.size == 1 else bool(self._sum(np.array([flag], np.int32))[0])
 
     def meet(self) -> None:
         """Wait for every worker to come here."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from components import artifacts, external
-from components.config import DataConfig, EvaluateConfig, Threshold, TransformConfig, ValidateConfig
+from components.config import DataConfig, EvaluateConfig, Threshold, TrainConfig, TransformConfig, ValidateConfig
 from components.errors import ArtifactError, ConfigError
 
 
@@ -152,6 +152,24 @@ def test_source_digests_follow_imports_and_change_with_the_source(
     (package / "blocks.py").write_text("WIDTH = 2\n")
     after = artifacts.source_digests(["my_nets.net"])
     assert {name for name in before if before[name] != after[name]} == {"my_nets.blocks"}
+
+
+def test_the_modules_of_a_users_model_and_callbacks_are_part_of_training() -> None:
+    callbacks = [{"name": "CSVLogger", "args": {"filename": "log.csv"}}, {"name": "my_callbacks.plots:make"}]
+    config = TrainConfig.model_validate({"model": {"name": "my_nets:build"}, "callbacks": callbacks})
+    modules = artifacts.step_modules("train", config.model_dump(mode="json"))
+    assert modules == ["components.train", "my_nets", "keras.callbacks", "my_callbacks.plots"]
+
+
+def test_a_change_in_a_users_callback_changes_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    config = TrainConfig.model_validate({"callbacks": [{"name": "my_callback:make"}]})
+    prints = []
+    for source in ("A = 1\n", "A = 22\n"):
+        (tmp_path / "my_callback.py").write_text(source)
+        prints.append(artifacts.make_fingerprint_parts(step="train", inputs={}, config=config)["source"])
+    assert {name for name in prints[0] if prints[0][name] != prints[1][name]} == {"my_callback"}
+    assert not any(name.startswith("keras") for name in prints[0])
 
 
 def test_source_digests_import_nothing(tmp_path: Path) -> None:

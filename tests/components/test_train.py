@@ -115,13 +115,15 @@ def test_a_damaged_newest_checkpoint_is_passed_over(run_train, tmp_path: Path, d
     with progress.shown_by(stop_in_the_third_epoch), pytest.raises(KeyboardInterrupt):
         run_train("stopped")
     kind, how = damage.split()
-    (file,) = (tmp_path / ".stopped.scratch").rglob(f"ckpt-2.{kind}*")
+    saved = (tmp_path / ".stopped.scratch").rglob(f"ckpt-*.{kind}*")
+    file = max(saved, key=lambda path: int(path.name.partition(".")[0].removeprefix("ckpt-")))
     content = file.read_bytes()
     file.write_bytes(content[:-100] if how == "cut" else content[:200] + bytes(8) + content[208:])
     messages: list[str] = []
     with progress.shown_by(messages.append):
         _, resumed = run_train("stopped")
-    assert any("checkpoint ckpt-2 cannot be read and is passed over" in line for line in messages)
+    newest = file.name.partition(".")[0]
+    assert any(f"checkpoint {newest} cannot be read and is passed over" in line for line in messages)
     assert "going on after epoch 1 of a run that was stopped" in messages
     assert artifacts.read_manifest(resumed).digest == artifacts.read_manifest(whole).digest
 
@@ -314,9 +316,9 @@ def test_events_outlive_a_failure_at_the_very_end(run_train, monkeypatch: pytest
         (
             {"precision": "mixed_float16", "model": {"name": "tests.components.test_train:build_overflow"}},
             HeadraceError,
-            "The training loss became nan in every step of epoch 1",
+            "at step 1 of epoch 1 and stayed there for 18 steps: layer 'multiply'",
         ),
-        ({"optimizer": {"name": "sgd", "learning_rate": 1e30}}, HeadraceError, "The training loss became"),
+        ({"optimizer": {"name": "sgd", "learning_rate": 1e30}}, HeadraceError, "step 2 of epoch 1.*layer 'hidden1'"),
     ],
     ids=str,
 )

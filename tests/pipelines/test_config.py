@@ -108,7 +108,10 @@ WRONG = [
         "train: {learning_rate: 0.1}\n",
         "c.yaml:6: train.learning_rate: there is no such key. Did you mean 'train.optimizer.learning_rate'?",
     ),
-    ("train: {zzz: 1}\n", "c.yaml:6: train.zzz: there is no such key. Known: class_weights, early_stopping, epochs, "),
+    (
+        "train: {zzz: 1}\n",
+        "c.yaml:6: train.zzz: there is no such key. Known: callbacks, checkpoint_steps, class_weights, ",
+    ),
     ("train: {epochs: 0}\n", "c.yaml:6: train.epochs: expected greater than or equal to 1; received 0"),
     ("train: {epochs: many}\n", "c.yaml:6: train.epochs: expected a valid integer, "),
     (
@@ -149,6 +152,23 @@ WRONG = [
         "train: {optimizer: {weight_decay: 0.1}}\n",
         "c.yaml:6: train.optimizer: adam has no weight_decay; use name: adamw",
     ),
+    (
+        "train:\n  callbacks:\n  - {name: CSVLogger}\n  - {name: ReduceLROnPlato}\n",
+        "c.yaml:9: train.callbacks.1.name: there is no 'ReduceLROnPlato'. Did you mean 'ReduceLROnPlateau'?",
+    ),
+    (
+        "train:\n  callbacks:\n  - {name: BackupAndRestore}\n",
+        "c.yaml:8: train.callbacks.0.name: BackupAndRestore is not for here: training resumes by itself",
+    ),
+    ("train: {callbacks: [{name: 'my.own:'}]}\n", "c.yaml:6: train.callbacks.0.name: 'my.own:' is not an import path."),
+    (
+        "train: {callbacks: [CSVLogger]}\n",
+        "c.yaml:6: train.callbacks.0: expected a section with keys from: name, args; ",
+    ),
+    (
+        "train: {optimizer: {layers: [{match: a}]}}\n",
+        "c.yaml:6: train.optimizer.layers.0.learning_rate_factor: this is required and not set: Times the learning rate",
+    ),
     ("train: {label_smoothing: .nan}\n", "c.yaml:6: train.label_smoothing: nan is not a finite number"),
     ("model: {args: {rate: .inf}}\n", "c.yaml:6: model.args.rate: inf is not a finite number"),
     ("model:\n  name: tabluar\n", "c.yaml:7: model.name: there is no 'tabluar'. Did you mean 'tabular'?"),
@@ -186,6 +206,18 @@ def test_each_error_says_where_what_and_what_instead(tmp_path: Path, text: str, 
 def test_errors_in_overrides_name_the_override(tmp_path: Path, override: str, expected: str) -> None:
     (line,) = problems(tmp_path, HEAD, override)
     assert line.startswith(expected)
+
+
+def test_what_only_classes_can_have_is_refused_for_a_regression(tmp_path: Path) -> None:
+    regression = HEAD.replace("binary", "regression").replace("auc", "rmse")
+    assert problems(tmp_path, regression + "train:\n  class_weights: balanced\n", "train.label_smoothing=0.1") == [
+        "c.yaml:7: train.class_weights: a regression task has no classes: leave it out, received 'balanced'",
+        "override 'train.label_smoothing=0.1': train.label_smoothing: a regression task has no classes: leave it out, "
+        "received 0.1",
+    ]
+    config = load(tmp_path, regression + "train: {class_weights: none, label_smoothing: 0.0}\n")
+    assert load(tmp_path, resolved(config)) == config
+    assert load(tmp_path, HEAD, "train.class_weights=balanced").train.class_weights == "balanced"
 
 
 def test_an_override_of_a_section_hides_the_lines_of_the_file(tmp_path: Path) -> None:
@@ -329,7 +361,8 @@ def test_schema_has_every_key_of_a_file_and_none_that_is_inherited(tmp_path: Pat
         assert set(definition["properties"]) == set(tree[section])
         assert definition["additionalProperties"] is False
         assert definition["description"]
-    assert "enum" in schema["$defs"]["ModelConfig"]["properties"]["name"]["anyOf"][0]
+    for named in ("ModelConfig", "CallbackConfig"):
+        assert "enum" in schema["$defs"][named]["properties"]["name"]["anyOf"][0]
     assert not list(_marks_of_inheritance(schema))
 
 
