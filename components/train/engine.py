@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from components.errors import ConfigError
+from components.train import fast_ops
 
 Clip = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 
@@ -84,6 +85,7 @@ class Engine:
         self.model, self.optimizer = model, _plain_optimizer(model)
         self._strategy, self._clip, self._scales_loss = strategy, clip, scale_loss
         self._accumulation_steps, self._num_replicas = accumulation_steps, strategy.num_replicas_in_sync
+        self._is_in_parts = self._num_replicas * accumulation_steps > 1
         self.traces = 0
         with strategy.scope():
             if spec is not None:
@@ -103,7 +105,7 @@ class Engine:
             with _plain_refusals():
                 tf.function(self._compute_gradients).get_concrete_function(spec, tf.TensorSpec([], tf.int32))
             self.traces = 0
-        self._is_fused = xla and self._num_replicas == accumulation_steps == 1
+        self._is_fused = xla and not self._is_in_parts
         # Without XLA no function of its own, in which no layer could reduce over the replicas.
         compiled = tf.function(self._compute_gradients, jit_compile=True)
         self._gradients = compiled if xla and not self._is_fused else self._compute_gradients
@@ -141,7 +143,7 @@ class Engine:
         try:
             if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
                 # Without the collectives: TensorFlow lets none succeed after one step has failed.
-                with self._own_random_numbers():
+                with self._own_random_numbers(), fast_ops.in_place():
                     self._strategy.run(self._gradients, args=(next(batches), tf.constant(0)))
             else:
                 self.run(batches, 1)
@@ -192,11 +194,13 @@ class Engine:
             start += size
 
     def _run_steps(self, batches: Iterator[Any], num_steps: tf.Tensor) -> None:
-        for _ in tf.range(num_steps):
-            if self._is_fused:
-                self._whole_step(next(batches))
-            else:
-                self._step(next(batches))
+        # Around all replicas, whose threads take turns.
+        with fast_ops.in_place():
+            for _ in tf.range(num_steps):
+                if self._is_fused:
+                    self._whole_step(next(batches))
+                else:
+                    self._step(next(batches))
 
     def _step(self, batch: Any) -> None:
         with self._own_random_numbers():
@@ -229,7 +233,7 @@ class Engine:
                 # Keras lets them drift apart; without a replica's rows its values do not count.
                 for variable, value in zip(moving, values, strict=True):
                     variable.value.assign(value / tf.cast(rows, value.dtype))
-        if self._num_replicas * self._accumulation_steps > 1:
+        if self._is_in_parts:
             gradients = [gradient / tf.cast(rows, gradient.dtype) for gradient in gradients]
         return self._finish(gradients), bad
 
@@ -249,13 +253,14 @@ class Engine:
         """In a replica: gradients (times rows where they are to be added up), rows, and 1 if there is NaN or Inf."""
         self.traces += not tf.executing_eagerly()
         rows = _num_rows(batch)
-        with _undone_unless(lambda: rows > 0, self._counted()):
+        # A whole batch has rows, a part of it may have none.
+        with _undone_unless(lambda: rows > 0, self._counted() if self._is_in_parts else []):
             with self._recording(index, rows) as record:
                 self.model.train_step(batch)
             self._check(record)
         self._updated = record.variables
         gradients = record.gradients
-        if self._num_replicas * self._accumulation_steps > 1:
+        if self._is_in_parts:
             # A replica without rows has gradients that are no numbers.
             weight = rows * self._num_replicas
             gradients = [tf.math.multiply_no_nan(g, tf.cast(weight, g.dtype)) for g in gradients]
