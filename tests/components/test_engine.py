@@ -263,7 +263,7 @@ def test_the_loss_scale_changes_no_weight() -> None:
 
 
 def test_micro_batches_give_the_weights_of_the_whole_batch(replicas: dict[str, Any]) -> None:
-    """With parts of 11, 11 and 10 rows, and a last batch of 1, 0 and 0."""
+    """With parts of 11, 11 and 9 rows, and a last batch of 1, 0 and 0."""
     whole = cases.train_accumulated(ONE_DEVICE, 1)
     for found in (cases.train_accumulated(ONE_DEVICE, 3), replicas["accumulated"]):
         assert_close(found["weights"], whole["weights"])
@@ -276,6 +276,23 @@ def test_accumulation_in_half_precision() -> None:
     assert half["skipped"] == 0
     assert half["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-3)
     assert half["metrics"]["loss"] != whole["metrics"]["loss"]
+
+
+def test_the_step_that_tries_xla_leaves_no_trace() -> None:
+    model = cases.dense_model(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=3))
+    model.compile(optimizer="adam", loss="mse", metrics=["mae"], auto_scale_loss=False)
+    dataset = cases.batches_of(*cases.examples())
+    tried = Engine(model, strategy=ONE_DEVICE, xla=False, scale_loss=True, spec=dataset.element_spec)
+    tried.run(iter(dataset), 1)
+
+    def state() -> list[Any]:
+        return [*(variable.numpy().tolist() for variable in tried.variables()), tried.local_state().tolist()]
+
+    before = state()
+    assert tried.why_it_cannot_run(iter(dataset)) is None
+    assert state() == before
+    tried.run(iter(dataset), 1)
+    assert state() != before
 
 
 # A train_step of one's own
