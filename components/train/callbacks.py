@@ -44,13 +44,26 @@ def make_callbacks(
 
 def state_of(callbacks: Sequence[keras.callbacks.Callback]) -> list[dict[str, Any]]:
     """What each callback has counted so far, JSON-able: its attributes that are numbers, text, arrays or lists of such."""
-    return [{name: _pack(value) for name, value in vars(c).items() if _is_state(name, value)} for c in callbacks]
+    return [
+        {"class": type(c).__name__, "state": {name: _pack(v) for name, v in vars(c).items() if _is_state(name, v)}}
+        for c in callbacks
+    ]
 
 
 def restore_state(callbacks: Sequence[keras.callbacks.Callback], states: Sequence[dict[str, Any]]) -> None:
-    """Put back what `state_of` gave."""
-    for callback, state in zip(callbacks, states, strict=False):
-        for name, value in state.items():
+    """Put back what `state_of` gave, into the callbacks of the same classes in the same order.
+
+    Raises:
+        ConfigError: the callbacks are others.
+    """
+    saved, given = [each["class"] for each in states], [type(callback).__name__ for callback in callbacks]
+    if saved != given:
+        raise ConfigError(
+            f"The run that is to go on had the callbacks {saved}, now they are {given}. "
+            "Give it the same ones, or another scratch folder to start anew."
+        )
+    for callback, each in zip(callbacks, states, strict=True):
+        for name, value in each["state"].items():
             setattr(callback, name, _unpack(value))
 
 

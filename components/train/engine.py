@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from components import progress
 from components.errors import ConfigError
 from components.train import fast_ops
 
@@ -120,8 +121,14 @@ class Engine:
             batches: Of `(x, y)` or `(x, y, sample_weight)`, as Keras's `train_step` takes them.
             num_steps: Steps to run.
         """
+        traces = self.traces
         with _plain_refusals():
             self._run(batches, tf.constant(num_steps))
+        if 0 < traces < self.traces:
+            progress.report(
+                "the training step was traced again, for batches of another shape or type, which costs seconds each "
+                "time: give all batches one static shape (pad, or bucket by length)"
+            )
 
     def evaluate(self, batches: Any) -> dict[str, float]:
         """The compiled loss and metrics over all batches of a (distributed) dataset, reduced over the replicas."""
@@ -132,8 +139,16 @@ class Engine:
         return values
 
     def metrics(self) -> dict[str, float]:
-        """The model's metrics, loss first, over the steps since they were reset; of all replicas together."""
-        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        """The model's metrics, loss first, over the steps since they were reset; of all replicas together.
+
+        One that gives several numbers, by class for instance, is `name_0`, `name_1` and so on.
+        """
+        values: dict[str, float] = {}
+        for name, value in self.model.get_metrics_result().items():
+            numbers = np.ravel(value)
+            names = [name] if numbers.size == 1 else [f"{name}_{index}" for index in range(numbers.size)]
+            values |= zip(names, map(float, numbers), strict=True)
+        return values
 
     def why_it_cannot_run(self, batches: Iterator[Any]) -> str | None:
         """Run one step and undo it: the reason if XLA cannot compile the model, None if it can."""

@@ -83,7 +83,6 @@ class Loop:
         self._best = [tf.Variable(v.numpy(), trainable=False) for v in self.model.variables if config.early_stopping]
         self._checkpoints = Checkpoints(engine, self._best, scratch and scratch / "checkpoints")
         self._events = scratch / "tensorboard" if scratch and config.tensorboard else None
-        self._traces = 0
 
     def until_done(self) -> dict[str, float]:
         """Run the epochs that are left and leave the kept weights in the model.
@@ -155,7 +154,6 @@ class Loop:
             self.engine.run(batches, count)
             done += count
             self.progress.step += count
-            self._report_retracing()
             if self._wants_batches:
                 self._hooks.on_train_batch_end(done - 1, self._team.say(self.engine.metrics()))
                 self.progress.is_stopped = self._team.any(self.model.stop_training)
@@ -237,7 +235,7 @@ class Loop:
                 "callback EarlyStopping, which has a mode."
             )
         value = validation[stopping.metric]
-        if best is None or metrics.improvement(stopping.metric, value, best) > 0:
+        if best is None or math.isnan(best) or metrics.improvement(stopping.metric, value, best) > 0:
             self.progress.best_value, self.progress.best_epoch = value, self.progress.epoch
             for kept, variable in zip(self._best, self.model.variables, strict=True):
                 kept.assign(variable.numpy())
@@ -263,14 +261,6 @@ class Loop:
             f"{num_bad} steps: {found[0] if found else 'not so when it is computed again, op by op'}. "
             "Lower train.optimizer.learning_rate, set train.optimizer.clip_norm, or look at the data."
         )
-
-    def _report_retracing(self) -> None:
-        if 0 < self._traces < self.engine.traces:
-            progress.report(
-                f"the training step was traced again after step {self.progress.step}, for batches of another shape or "
-                "type, which costs seconds each time: give all batches one static shape (pad, or bucket by length)"
-            )
-        self._traces = self.engine.traces
 
     def _report_epoch(self, trained: dict[str, float], validation: dict[str, float], skipped: int) -> None:
         stopping = self._config.early_stopping

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from components import progress
 from components.config import TrainConfig
 from components.errors import ConfigError
 from components.train import devices, engine
@@ -361,3 +362,18 @@ def test_a_loss_that_depends_on_no_weight_is_refused() -> None:
     model.compile(optimizer="sgd", loss=lambda y, y_pred: y, auto_scale_loss=False)
     with pytest.raises(ConfigError, match="the loss depends on no trainable weight"):
         Engine(model, strategy=ONE_DEVICE, xla=False).run(iter(cases.batches_of(*cases.examples())), 1)
+
+
+def test_batches_of_another_shape_are_reported_since_the_step_is_traced_again() -> None:
+    lines: list[str] = []
+    model = cases.dense_model()
+    model.compile(optimizer="sgd", loss="mse", auto_scale_loss=False)
+    one = Engine(model, strategy=ONE_DEVICE, xla=False)
+    data = tf.data.Dataset.from_tensor_slices(cases.examples(48)).repeat()
+    with progress.shown_by(lines.append):
+        for num_steps in (1, 3):
+            one.run(iter(data.batch(8, drop_remainder=True)), num_steps)
+        assert (one.traces, lines) == (1, [])
+        one.run(iter(data.batch(12, drop_remainder=True)), 1)
+    assert one.traces == 2
+    assert len(lines) == 1 and "traced again, for batches of another shape" in lines[0]

@@ -504,3 +504,42 @@ class StopAfterTen(keras.callbacks.Callback):
         self.num_batches += 1
         if self.num_batches == 10:
             raise KeyboardInterrupt
+
+
+def test_a_metric_of_several_numbers_has_a_name_for_each() -> None:
+    model = compiled(metrics=[keras.metrics.F1Score(average=None, threshold=0.5, name="f1"), "mae"])
+    assert {"train_f1", "train_mae"} <= set(run(model, epochs=1).history[0])
+    x, y = examples(ROWS)
+    two = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Dense(2)])
+    two.compile(optimizer="sgd", loss="mse", metrics=[keras.metrics.F1Score(average=None)], auto_scale_loss=False)
+    targets = np.eye(2, dtype=np.float32)[(np.ravel(y) > 0).astype(int)]
+    data = tf.data.Dataset.from_tensor_slices((x, targets)).batch(BATCH, drop_remainder=True)
+    assert {"train_f1_score_0", "train_f1_score_1"} <= set(run(two, data, epochs=1).history[0])
+
+
+def test_a_run_does_not_go_on_with_other_callbacks(tmp_path: Path) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(compiled(), scratch=tmp_path, callbacks=[Stop()])
+    with pytest.raises(ConfigError, match=r"had the callbacks \['Stop'\], now they are \[\]"):
+        run(compiled(), scratch=tmp_path)
+
+
+def test_a_first_epoch_without_a_number_is_not_the_best() -> None:
+    model = compiled()
+
+    class FirstIsNan(keras.metrics.Metric):
+        """NaN until the optimizer has made ten steps."""
+
+        def update_state(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def result(self) -> tf.Tensor:
+            return tf.where(model.optimizer.iterations < 10, np.nan, 1.0)
+
+    model.compile(optimizer="sgd", loss="mse", metrics=[FirstIsNan(name="accuracy")], auto_scale_loss=False)
+    assert run(model, epochs=3, early_stopping={"metric": "accuracy", "patience": 3}).best_epoch == 2

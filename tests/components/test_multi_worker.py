@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "strategy": "multi_worker",
     "num_workers": 2,
 }
-WITHOUT_DROPOUT = {"name": "tabular", "args": {"hidden_dims": [8], "dropout": 0.0}}
+WITHOUT_DROPOUT = {"name": "tests.components.test_preemption:build", "args": {"dropout": 0.0}}
 
 
 def build(inputs: Any, output: Any) -> keras.Model:
@@ -166,7 +166,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def launch_with(folder: Path, inputs: dict[str, Path], make_faults: Callable[[subprocess.Popen[str]], Faults]) -> Any:
     """Run the launcher as a process: its exit code, and what befell it."""
     (folder / "train.json").write_text(TrainConfig.model_validate(SETTINGS).model_dump_json())
-    options = [f"--{name}={path}" for name, path in inputs.items()] + ["--heartbeat-timeout-s=15"]
+    options = [f"--{name}={path}" for name, path in inputs.items()] + ["--heartbeat-timeout-s=20"]
     command = [sys.executable, "-m", "components.train.launch", "--workers=2", str(folder / "train.json"), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
         faults = make_faults(launcher)

@@ -47,12 +47,12 @@ SETTINGS: dict[str, Any] = {
 GROWTH_STEPS = 3
 
 
-def build(inputs: Any, output: Any) -> keras.Model:
-    """A network on two features, which is traced in a moment, with dropout."""
+def build(inputs: Any, output: Any, *, dropout: float = 0.3) -> keras.Model:
+    """A network on two features, which is traced in a moment."""
     features = {name: keras.Input(spec.shape, name=name, dtype=spec.dtype) for name, spec in inputs.items()}
     payment = keras.layers.Embedding(inputs["payment_type"].num_categories, 4, name="payment")(features["payment_type"])
     x = keras.layers.Concatenate(name="both")([features["fare"], keras.layers.Flatten(name="flat")(payment)])
-    x = keras.layers.Dropout(0.3, name="dropout")(keras.layers.Dense(8, activation="relu", name="hidden")(x))
+    x = keras.layers.Dropout(dropout, name="dropout")(keras.layers.Dense(8, activation="relu", name="hidden")(x))
     return keras.Model(features, keras.layers.Dense(output.num_logits, name="logits", dtype="float32")(x))
 
 
