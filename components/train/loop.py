@@ -128,7 +128,7 @@ class Loop:
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
         self._hooks.on_train_begin()
-        callback_states.restore_state(self._callbacks, saved["callbacks"])
+        callback_states.restore_state(self._callbacks, saved["callbacks"][self._team.index])
         done = self.progress.step % self._batches.steps_per_epoch
         place = f"step {done} of epoch {self.progress.epoch + 1}" if done else f"epoch {self.progress.epoch}"
         progress.report(f"going on after {place} of a run that was stopped")
@@ -137,7 +137,7 @@ class Loop:
         state = {
             "progress": vars(self.progress),
             "metrics": self._team.hear(self.engine.local_state().tolist()),
-            "callbacks": callback_states.state_of(self._callbacks),
+            "callbacks": self._team.hear(callback_states.state_of(self._callbacks)),
         }
         self._checkpoints.save(self.progress.step, state)
 

@@ -39,6 +39,11 @@ SETTINGS: dict[str, Any] = {
     "seed": 5,
     "model": {"name": "tests.components.test_multi_worker:build"},
     "xla": "off",
+    # One that only the chief has, and one whose state every worker resumes.
+    "callbacks": [
+        {"name": "CSVLogger", "args": {"filename": "log.csv"}},
+        {"name": "EarlyStopping", "args": {"monitor": "val_loss", "patience": 100}},
+    ],
     "strategy": "multi_worker",
     "num_workers": 2,
 }

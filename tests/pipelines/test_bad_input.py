@@ -471,7 +471,7 @@ def test_a_run_ended_anywhere_goes_on_and_ends_like_one_that_was_not(place: Plac
     endings = [
         (".examples.tmp-*/train/.part-*", signal.SIGKILL, -signal.SIGKILL),
         (".model.tmp-*", signal.SIGINT, 130),
-        (".model.scratch/*/checkpoints/checkpoint", signal.SIGKILL, -signal.SIGKILL),
+        (".model.scratch/*/checkpoints/ckpt-*.index", signal.SIGKILL, -signal.SIGKILL),
         (".exported.tmp-*", signal.SIGTERM, 130),
     ]
     for pattern, number, code in endings:

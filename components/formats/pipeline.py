@@ -1,0 +1,163 @@
+"""The forms of a pipeline's own model: what each file takes and answers, how it is converted and how it is run.
+
+`FORMATS_FILE` lists them in an export. A form with `inputs: raw` takes the raw features; one with `inputs: transformed`
+takes what the SavedModel's `transform` signature gives, because its runtime cannot run string lookups.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from components.errors import HeadraceError
+from components.formats.network import Arrays, Network
+from components.formats.onnx import to_onnx_model
+from components.formats.runners import load_onnx, load_saved_model, load_tflite
+from components.formats.tflite import to_tflite_bytes
+from components.model_files import probabilities_from_logits
+from components.preprocessing import Preprocessing
+from models.spec import OutputSpec
+
+FORMATS_FILE = "formats.json"
+Runner = Callable[[Arrays], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One form of the model.
+
+    Attributes:
+        name: `saved_model`, `tflite_float32`, `tflite_float16`, `tflite_dynamic_range`, `tflite_int8` or `onnx`.
+        path: Its file or folder, relative to the export.
+        inputs: `raw` or `transformed`.
+        exact: Whether it computes in float32, so that its numbers must be the Keras model's.
+        min_top1_agreement: The limit with which a compressed form passed `compress`; None for exact forms.
+    """
+
+    name: str
+    path: str
+    inputs: str
+    exact: bool
+    min_top1_agreement: float | None = None
+
+
+def write_formats(formats: Sequence[Format], directory: Path) -> None:
+    """Write the list of forms."""
+    (directory / FORMATS_FILE).write_text(json.dumps([asdict(form) for form in formats], indent=1))
+
+
+def read_formats(directory: Path) -> list[Format]:
+    """Read the list of forms."""
+    return [Format(**fields) for fields in json.loads((directory / FORMATS_FILE).read_text())]
+
+
+def output_name(output: OutputSpec) -> str:
+    """Name of the numeric output in every form."""
+    return "value" if output.task == "regression" else "probabilities"
+
+
+class Core(Network):
+    """What TFLite and ONNX files hold: the network, with the preprocessing inside where their runtimes can run it."""
+
+    def __init__(self, preprocessing: Preprocessing, model: Any) -> None:
+        self.inputs = "raw" if preprocessing.is_convertible else "transformed"
+        output = preprocessing.output_spec
+        specs = preprocessing.raw_signature() if self.inputs == "raw" else transformed_signature(preprocessing)
+
+        def answer(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            transformed = preprocessing(features) if self.inputs == "raw" else features
+            logits = model(transformed, training=False)
+            return {output_name(output): probabilities_from_logits(logits, output)}
+
+        super().__init__(model, specs, answer)
+
+    def feed(self, preprocessing: Preprocessing, raw: Arrays) -> dict[str, np.ndarray]:
+        """Raw features as the arrays that the files take."""
+        if self.inputs == "raw":
+            return {name: raw[name] for name in self.specs}
+        return preprocessing.transform_in_batches(raw)
+
+
+def transformed_signature(preprocessing: Preprocessing) -> dict[str, tf.TensorSpec]:
+    """Name -> TensorSpec of the transformed features, batch dimension unknown."""
+    return {
+        name: tf.TensorSpec((None, *feature.shape), tf.as_dtype(feature.dtype), name=name)
+        for name, feature in preprocessing.input_spec.items()
+    }
+
+
+def to_tflite(core: Core, form: str, calibration: Arrays | None = None) -> bytes:
+    """Convert to TFLite.
+
+    Args:
+        core: The network.
+        form: `float32`, `float16`, `dynamic_range` or `int8`. int8 keeps float inputs and outputs, and operations that have
+            no integer form.
+        calibration: int8: examples `(num_examples, ...)` by which the ranges of activations are set.
+
+    Raises:
+        ConversionError: the converter refuses the model; the message names the operation.
+    """
+    if form == "int8" and calibration is None:
+        raise TypeError("int8 needs calibration examples")
+    return to_tflite_bytes(core, form, calibration=calibration, float_fallback=True)[0]
+
+
+def to_onnx(core: Core, opset: int, file: Path) -> None:
+    """Convert to ONNX by tf2onnx and check the file: the converter reports success for broken graphs, too.
+
+    Raises:
+        ConversionError: an operation has no ONNX form, or the file is not valid.
+    """
+    file.write_bytes(to_onnx_model(core, opset).SerializeToString(deterministic=True))
+
+
+def run_saved_model(path: Path, output: str) -> Runner:
+    """Answers of a SavedModel's `serving_default` signature."""
+    runner = load_saved_model(path)
+    return lambda arrays: runner(arrays)[output]
+
+
+def run_tflite(path: Path, output: str) -> Runner:
+    """Answers of a TFLite file on one thread, resized to each batch."""
+    runner = load_tflite(path)
+    return lambda arrays: runner(arrays)[output]
+
+
+def run_onnx(path: Path, output: str) -> Runner:
+    """Answers of an ONNX file by onnxruntime on one thread."""
+    runner = load_onnx(path)
+    return lambda arrays: runner(arrays)[output]
+
+
+def make_runner(form: Format, export: Path, output: str) -> Runner:
+    """How to run a form: `(name -> (batch, ...)) -> (batch, num_classes)`, or `(batch,)` for regression."""
+    runners = {"saved_model": run_saved_model, "onnx": run_onnx}
+    return runners.get(form.name, run_tflite)(export / form.path, output)
+
+
+def answer_in_batches(run: Runner, arrays: Arrays, batch_size: int = 256) -> np.ndarray:
+    """The answers for all examples, `batch_size` at a time.
+
+    Raises:
+        HeadraceError: there are more or fewer answers than examples.
+    """
+    num_examples = len(next(iter(arrays.values())))
+    starts = range(0, num_examples, batch_size)
+    answers = np.concatenate([run({k: v[i : i + batch_size] for k, v in arrays.items()}) for i in starts])
+    if len(answers) != num_examples:
+        raise HeadraceError(
+            f"{num_examples} examples were asked and {len(answers)} answered: the batch dimension is lost."
+        )
+    return answers
+
+
+def size_bytes(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
