@@ -11,7 +11,7 @@ run: $(VENV)/.installed
 	$(BIN)/python -m pipelines.local $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
