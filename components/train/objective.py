@@ -14,7 +14,7 @@ from components.config import LayerRate, OptimizerConfig, TrainConfig
 from components.errors import ConfigError, did_you_mean
 from models.spec import OutputSpec
 
-NOT_DECAYED = ["bias", "gamma", "beta"]
+NOT_DECAYED = ["bias", "gamma", "beta", "range_log_factors"]
 
 LearningRate: TypeAlias = float | keras.optimizers.schedules.LearningRateSchedule
 
