@@ -64,7 +64,12 @@ def test_importing_pulls_in_nothing_heavy(module: str, tmp_path: Path) -> None:
     assert set(done.stdout.split()) & {*HEAVY, "kfp"} == set()
 
 
-@pytest.mark.parametrize(("arguments", "exit_code", "forbidden"), COMMANDS, ids=lambda value: str(value)[:50])
+def _id_of(value: object) -> str:
+    # The same in every process, which the order of a set is not.
+    return str(sorted(value) if isinstance(value, set) else value)[:50]
+
+
+@pytest.mark.parametrize(("arguments", "exit_code", "forbidden"), COMMANDS, ids=_id_of)
 def test_running_pulls_in_nothing_heavy(
     arguments: list[str], exit_code: int, forbidden: set[str], tmp_path: Path
 ) -> None:
