@@ -289,7 +289,7 @@ def test_no_clipping_hides_a_gradient_that_is_not_finite(option: str, bad: float
         (["n?rm", "he*"], {"encoder/norm", "head"}),
         ([], set()),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)),
 )
 def test_frozen_layers_are_found_by_name_and_path(patterns: list[str], frozen: set[str]) -> None:
     model = make_model()
