@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from components import plugins
+from components import plugins, progress
 from components.config import CallbackConfig
 from components.errors import ConfigError
 
@@ -51,20 +51,17 @@ def state_of(callbacks: Sequence[keras.callbacks.Callback]) -> list[dict[str, An
 
 
 def restore_state(callbacks: Sequence[keras.callbacks.Callback], states: Sequence[dict[str, Any]]) -> None:
-    """Put back what `state_of` gave, into the callbacks of the same classes in the same order.
-
-    Raises:
-        ConfigError: the callbacks are others.
-    """
-    saved, given = [each["class"] for each in states], [type(callback).__name__ for callback in callbacks]
-    if saved != given:
-        raise ConfigError(
-            f"The run that is to go on had the callbacks {saved}, now they are {given}. "
-            "Give it the same ones, or another scratch folder to start anew."
-        )
-    for callback, each in zip(callbacks, states, strict=True):
-        for name, value in each["state"].items():
-            setattr(callback, name, _unpack(value))
+    """Put back what `state_of` gave, into the callbacks of the same classes; one that was not there starts anew."""
+    left = list(states)
+    for callback in callbacks:
+        name = type(callback).__name__
+        found = next((each for each in left if each["class"] == name), None)
+        if found is None:
+            progress.report(f"callback {name} was not in the run that goes on: it starts anew")
+            continue
+        left.remove(found)
+        for attribute, value in found["state"].items():
+            setattr(callback, attribute, _unpack(value))
 
 
 def _make(config: CallbackConfig, directory: Path) -> keras.callbacks.Callback:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -95,12 +95,16 @@ def test_an_incomplete_pod_is_refused(changes: Mapping[str, str], message: str) 
 def test_the_workers_rows_make_up_each_global_batch(num_workers: int) -> None:
     rows = np.arange(50)
 
-    def batches_of(part: tuple[int, int] | None) -> list[list[int]]:
-        batches = TrainBatches({"x": rows}, rows, rows.astype(np.float32), batch_size=8, seed=3, rows=part)
-        return [features["x"].numpy().tolist() for features, _, _ in batches.epochs(1, 3)]
+    def batches_of(part_of: Callable[[int], tuple[int, int]]) -> list[list[int]]:
+        batches = TrainBatches({"x": rows}, rows, rows.astype(np.float32), batch_size=8, seed=3, part_of=part_of)
+        steps = batches.steps_per_epoch
+        return [features["x"].numpy().tolist() for features, _, _ in batches.from_step(steps).take(2 * steps)]
 
-    whole = batches_of(None)
-    parts = [batches_of(clusters.rows_of(8, num_workers, index)) for index in range(num_workers)]
+    whole = batches_of(lambda num_rows: (0, num_rows))
+    parts = [
+        batches_of(lambda num_rows, index=index: clusters.rows_of(num_rows, num_workers, index))
+        for index in range(num_workers)
+    ]
     assert [[row for part in batch for row in part] for batch in zip(*parts, strict=True)] == whole
     sizes = [len(part[0]) for part in parts]
     assert max(sizes) - min(sizes) <= 1

@@ -60,6 +60,14 @@ def lines_of(*args: Any, **settings: Any) -> list[str]:
     return [line for line in lines if not line.startswith("epoch ")]
 
 
+def lines_of_run(model: keras.Model, **own: Any) -> list[str]:
+    lines: list[str] = []
+    with progress.shown_by(lines.append):
+        config = TrainConfig.model_validate({"epochs": 2, "xla": "off"})
+        fit.fit(model, dataset(), config=config, validation_data=batches_of(*examples(20, seed=1)), **own)
+    return lines
+
+
 def assert_close(model: keras.Model, expected: keras.Model, tolerance: float = 1e-5) -> None:
     for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=tolerance, atol=tolerance)
@@ -517,16 +525,29 @@ def test_a_metric_of_several_numbers_has_a_name_for_each() -> None:
     assert {"train_f1_score_0", "train_f1_score_1"} <= set(run(two, data, epochs=1).history[0])
 
 
-def test_a_run_does_not_go_on_with_other_callbacks(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_other_callbacks_each_with_its_own_state(tmp_path: Path) -> None:
+    class Count(keras.callbacks.Callback):
+        def __init__(self, first: int = 0) -> None:
+            super().__init__()
+            self.epochs_seen = first
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epochs_seen += 1
+
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1:
                 raise KeyboardInterrupt
 
+    class Later(Count):
+        pass
+
     with pytest.raises(KeyboardInterrupt):
-        run(compiled(), scratch=tmp_path, callbacks=[Stop()])
-    with pytest.raises(ConfigError, match=r"had the callbacks \['Stop'\], now they are \[\]"):
-        run(compiled(), scratch=tmp_path)
+        run(compiled(), scratch=tmp_path, callbacks=[Stop(), Count(10)])
+    count, later = Count(), Later()
+    lines = lines_of_run(compiled(), scratch=tmp_path, callbacks=[later, count])
+    assert (count.epochs_seen, later.epochs_seen) == (12, 1)
+    assert "callback Later was not in the run that goes on: it starts anew" in lines
 
 
 def test_a_first_epoch_without_a_number_is_not_the_best() -> None:

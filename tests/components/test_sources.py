@@ -97,7 +97,12 @@ def test_parquet(tmp_path):
     [
         (sources.csv, "x.csv", b"", "x.csv is empty"),
         (sources.csv, "x.csv", bytes(range(128, 256)) * 9 + b"\n\xff,\xfe\n", "x.csv cannot be read"),
-        (sources.csv, "x.csv.gz", gzip.compress(CSV.encode() * 99, mtime=0)[:60], "x.csv.gz is cut off, damaged or not gzipped"),
+        (
+            sources.csv,
+            "x.csv.gz",
+            gzip.compress(CSV.encode() * 99, mtime=0)[:60],
+            "x.csv.gz is cut off, damaged or not gzipped",
+        ),
         (sources.csv, "x.csv", b"a,b\n1,2\n1,2,3,4\n", "x.csv, line 3 has 4 fields, the first line has 2"),
         (sources.csv, "x.csv", b"a,b\n1,2\n3\n", "x.csv, line 3 has 1 fields, the first line has 2"),
         (sources.csv, "x.csv", b'a,b\n"open,2\n3,4\n', "x.csv"),
