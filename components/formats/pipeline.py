@@ -18,7 +18,7 @@ import tensorflow as tf
 from components.errors import HeadraceError
 from components.formats.network import Arrays, Network
 from components.formats.onnx import to_onnx_model
-from components.formats.runners import load_onnx, load_saved_model, load_tflite
+from components.formats.runners import load_runner
 from components.formats.tflite import to_tflite_bytes
 from components.model_files import probabilities_from_logits
 from components.preprocessing import Preprocessing
@@ -118,28 +118,15 @@ def to_onnx(core: Core, opset: int, file: Path) -> None:
     file.write_bytes(to_onnx_model(core, opset).SerializeToString(deterministic=True))
 
 
-def run_saved_model(path: Path, output: str) -> Runner:
-    """Answers of a SavedModel's `serving_default` signature."""
-    runner = load_saved_model(path)
-    return lambda arrays: runner(arrays)[output]
-
-
-def run_tflite(path: Path, output: str) -> Runner:
-    """Answers of a TFLite file on one thread, resized to each batch."""
-    runner = load_tflite(path)
-    return lambda arrays: runner(arrays)[output]
-
-
-def run_onnx(path: Path, output: str) -> Runner:
-    """Answers of an ONNX file by onnxruntime on one thread."""
-    runner = load_onnx(path)
+def run_file(path: Path, output: str) -> Runner:
+    """The answers named `output` of a TFLite or ONNX file, or of a SavedModel's `serving_default` signature."""
+    runner = load_runner(path)
     return lambda arrays: runner(arrays)[output]
 
 
 def make_runner(form: Format, export: Path, output: str) -> Runner:
     """How to run a form: `(name -> (batch, ...)) -> (batch, num_classes)`, or `(batch,)` for regression."""
-    runners = {"saved_model": run_saved_model, "onnx": run_onnx}
-    return runners.get(form.name, run_tflite)(export / form.path, output)
+    return run_file(export / form.path, output)
 
 
 def answer_in_batches(run: Runner, arrays: Arrays, batch_size: int = 256) -> np.ndarray:

@@ -176,8 +176,7 @@ class Engine:
 
     def variables(self) -> list[Any]:
         """Everything that a step changes and that is alike on all replicas."""
-        counters = [self.loss_scale, self.good_steps, self.skipped_steps, self.bad_steps_in_a_row]
-        return [*self.model.variables, *self._optimizer_variables(), *counters]
+        return [*self.model.variables, *self._optimizer_variables(), *self._counters().values()]
 
     def _optimizer_variables(self) -> list[Any]:
         return [variable for each in (self.optimizer, *self._own_optimizers) for variable in each.variables]
@@ -188,11 +187,12 @@ class Engine:
             # Not the model itself: as an object it leaves out the states of its random generators.
             "variables": [variable.value for variable in self.model.variables],
             "optimizer": [variable.value for variable in self._optimizer_variables()],
-            "loss_scale": self.loss_scale,
-            "good_steps": self.good_steps,
-            "skipped_steps": self.skipped_steps,
-            "bad_steps_in_a_row": self.bad_steps_in_a_row,
+            **self._counters(),
         }
+
+    def _counters(self) -> dict[str, tf.Variable]:
+        names = ("loss_scale", "good_steps", "skipped_steps", "bad_steps_in_a_row")
+        return {name: getattr(self, name) for name in names}
 
     def local_state(self) -> np.ndarray:
         """`(local replicas, n)` float64: what each replica of this process has counted for the metrics."""
@@ -374,7 +374,7 @@ class Engine:
 
     def _check(self, record: _Record) -> None:
         name = type(self.model).__name__
-        is_alone = self._num_replicas * self._accumulation_steps == 1 and self._clip is None
+        is_alone = not self._is_in_parts and self._clip is None
         if record.num_updates > 1 or (not record.num_updates and not is_alone):
             raise ConfigError(
                 f"{name}.train_step calls self.optimizer.apply {record.num_updates} times, expected once. "

@@ -149,17 +149,18 @@ class Run:
 
     def until_done(self) -> TrainResult:
         """Run the epochs that are left; keep the best weights in the model."""
-        folder = self._scratch or Path(tempfile.mkdtemp())
-        fitted = fit.run(
-            self.model,
-            self.batches,
-            strategy=self.strategy,
-            config=self.config,
-            validate=lambda _: self._validate(),
-            callbacks=make_callbacks(self.config.callbacks, folder / CALLBACKS, is_chief=self.team.is_chief),
-            scratch=self._scratch,
-            observe=self._layer_statistics,
-        )
+        with tempfile.TemporaryDirectory() as unread:  # what callbacks of other workers than the chief write
+            folder = self._scratch or Path(unread)
+            fitted = fit.run(
+                self.model,
+                self.batches,
+                strategy=self.strategy,
+                config=self.config,
+                validate=lambda _: self._validate(),
+                callbacks=make_callbacks(self.config.callbacks, folder / CALLBACKS, is_chief=self.team.is_chief),
+                scratch=self._scratch,
+                observe=self._layer_statistics,
+            )
         self._tables = {"history.json": fitted.history}
         if self.config.layer_statistics:
             self._tables["layer_statistics.json"] = fitted.observations

@@ -105,15 +105,19 @@ def test_a_run_killed_in_an_epoch_goes_on_and_ends_with_the_same_bytes(
     assert artifacts.read_manifest(resumed).digest == artifacts.read_manifest(whole).digest
 
 
-@pytest.mark.parametrize("damage", ["data cut", "data changed", "index cut"])
-def test_a_damaged_newest_checkpoint_is_passed_over(run_train, tmp_path: Path, damage: str) -> None:
-    def stop_in_the_third_epoch(message: str) -> None:
-        if message.startswith("epoch 3/"):
+def interrupt_in(epoch: int, run_train: Any, **changes: Any) -> None:
+    def stop(message: str) -> None:
+        if message.startswith(f"epoch {epoch}/"):
             raise KeyboardInterrupt
 
+    with pytest.raises(KeyboardInterrupt), progress.shown_by(stop):
+        run_train(**changes)
+
+
+@pytest.mark.parametrize("damage", ["data cut", "data changed", "index cut"])
+def test_a_damaged_newest_checkpoint_is_passed_over(run_train, tmp_path: Path, damage: str) -> None:
     _, whole = run_train("whole")
-    with progress.shown_by(stop_in_the_third_epoch), pytest.raises(KeyboardInterrupt):
-        run_train("stopped")
+    interrupt_in(3, run_train, name="stopped")
     kind, how = damage.split()
     saved = (tmp_path / ".stopped.scratch").rglob(f"ckpt-*.{kind}*")
     file = max(saved, key=lambda path: int(path.name.partition(".")[0].removeprefix("ckpt-")))
@@ -129,13 +133,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over(run_train, tmp_path: Path, d
 
 
 def test_without_a_readable_checkpoint_a_run_starts_from_the_beginning(run_train, tmp_path: Path) -> None:
-    def stop_in_the_third_epoch(message: str) -> None:
-        if message.startswith("epoch 3/"):
-            raise KeyboardInterrupt
-
     _, whole = run_train("whole")
-    with progress.shown_by(stop_in_the_third_epoch), pytest.raises(KeyboardInterrupt):
-        run_train("stopped")
+    interrupt_in(3, run_train, name="stopped")
     for file in (tmp_path / ".stopped.scratch").rglob("ckpt-*.data*"):
         file.write_bytes(file.read_bytes()[:-1])
     messages: list[str] = []
@@ -267,15 +266,6 @@ def build_overflow(input_spec: Any, output_spec: Any) -> keras.Model:
     inputs = {name: keras.Input(spec.shape, name=name, dtype=spec.dtype) for name, spec in input_spec.items()}
     logits = keras.layers.Dense(output_spec.num_logits, name="head", dtype="float32")(inputs["fare"])
     return keras.Model(inputs, logits * float("inf"))
-
-
-def interrupt_in(epoch: int, run_train: Any, **changes: Any) -> None:
-    def stop(message: str) -> None:
-        if message.startswith(f"epoch {epoch}/"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), progress.shown_by(stop):
-        run_train(**changes)
 
 
 def test_any_layers_random_state_is_resumed(run_train) -> None:

@@ -106,7 +106,7 @@ def _answers_of_export(run_dir: Path) -> np.ndarray:
     from components import formats
 
     raw = read_arrays(run_dir / "examples", "test")
-    return formats.run_saved_model(run_dir / "exported" / "saved_model", "probabilities")(raw)
+    return formats.run_file(run_dir / "exported" / "saved_model", "probabilities")(raw)
 
 
 @pytest.mark.parametrize("runner", ["in-process", "kfp"])

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks.training import workloads
+from benchmarks.training.contenders.announce import announce
 from benchmarks.training.contenders.tensorflow_data import dataset
 from benchmarks.training.turns import Task, Turns
 from benchmarks.training.workloads import Workload
@@ -24,12 +25,7 @@ def train(task: Task, turns: Turns) -> None:
     batches = iter(dataset(data))
     float(step(*next(batches)))
     turns.started()
-    difference = workloads.check_keras(model, data, task.reference)
-    turns.ready(
-        num_parameters=workloads.num_parameters(model),
-        forward_difference=difference,
-        versions={"tensorflow": tf.__version__, "keras": keras.__version__},
-    )
+    announce(task, turns, model, data)
     for num_steps in turns:
         for _ in range(num_steps):
             loss = step(*next(batches))

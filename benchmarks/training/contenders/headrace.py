@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import keras
 import tensorflow as tf
 
 from benchmarks.training import workloads
+from benchmarks.training.contenders.announce import announce
 from benchmarks.training.contenders.tensorflow_data import dataset
 from benchmarks.training.turns import Task, Turns
 from components.train.engine import Engine
@@ -24,12 +24,7 @@ def train(task: Task, turns: Turns) -> None:
     iterator = iter(batches)
     engine.run(iterator, 1)
     turns.started()
-    difference = workloads.check_keras(model, data, task.reference)
-    turns.ready(
-        num_parameters=workloads.num_parameters(model),
-        forward_difference=difference,
-        versions={"tensorflow": tf.__version__, "keras": keras.__version__},
-    )
+    announce(task, turns, model, data)
     for num_steps in turns:
         model.reset_metrics()
         engine.run(iterator, num_steps)

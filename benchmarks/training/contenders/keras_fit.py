@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from benchmarks.training import workloads
+from benchmarks.training.contenders.announce import announce
 from benchmarks.training.turns import Task, Turns
 
 
 def train(task: Task, turns: Turns) -> None:
     """Take turns; settings: `jit_compile` and `steps_per_execution`, by default those of Keras."""
     workload = task.workload
-    backend = importlib.import_module(keras.backend.backend())
     data = workloads.make_data(workload)
     model = workloads.keras_model(workload)
     model.compile(optimizer=workloads.keras_optimizer(workload), loss=workloads.keras_loss(workload), **task.settings)
@@ -24,12 +23,7 @@ def train(task: Task, turns: Turns) -> None:
     first_call_steps = task.settings.get("steps_per_execution", 1)
     model.fit(batches, steps_per_epoch=first_call_steps, verbose=0)
     turns.started(first_call_steps)
-    difference = workloads.check_keras(model, data, task.reference)
-    turns.ready(
-        num_parameters=workloads.num_parameters(model),
-        forward_difference=difference,
-        versions={keras.backend.backend(): backend.__version__, "keras": keras.__version__},
-    )
+    announce(task, turns, model, data)
     with contextlib.suppress(_NoMoreTurns):
         model.fit(batches, steps_per_epoch=task.steps, epochs=10**9, verbose=0, callbacks=[_OneTurnAnEpoch(turns)])
 

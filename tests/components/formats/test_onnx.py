@@ -19,16 +19,6 @@ from components.formats import onnx as module
 from tests.components.formats.models import CASES, Case, resnet_case, several_case, subclassed_case, transformer_case
 
 
-@pytest.fixture(scope="module")
-def resnet() -> Case:
-    return resnet_case()
-
-
-@pytest.fixture(scope="module")
-def network(resnet: Case) -> Network:
-    return Network.of(resnet.model)
-
-
 @pytest.mark.parametrize("opset", module.OPSETS)
 def test_every_opset_that_it_says(network: Network, resnet: Case, tmp_path: Path, opset: int) -> None:
     done = convert_onnx(network, tmp_path / "m.onnx", opset=opset, examples=resnet.features)

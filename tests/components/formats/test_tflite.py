@@ -18,16 +18,6 @@ from components.formats import tflite as module
 from tests.components.formats.models import Case, resnet_case, several_case
 
 
-@pytest.fixture(scope="module")
-def resnet() -> Case:
-    return resnet_case()
-
-
-@pytest.fixture(scope="module")
-def network(resnet: Case) -> Network:
-    return Network.of(resnet.model)
-
-
 @pytest.fixture
 def no_loop_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     def convert(*args: Any) -> bytes:
