@@ -24,7 +24,8 @@ from benchmarks.training.workloads import WORKLOADS
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--models", default=",".join(WORKLOADS), callback=names_of(WORKLOADS))
 @click.option("--contenders", default=",".join(CONTENDERS), callback=names_of(CONTENDERS))
-@click.option("--rounds", type=click.IntRange(1), default=7, help="In each, every contender has one turn.")
+@click.option("--processes", type=click.IntRange(1), default=3, help="Of each contender, one after the other.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Of each process; in each, every one has a turn.")
 @click.option("--steps", type=click.IntRange(1), help="A turn; default: of each model's own.")
 @click.option("--threads", type=click.IntRange(1), default=machine.usable_cores(), help="Of each contender.")
 @click.option("--torch-python", default=sys.executable, help="Interpreter that has PyTorch.")
@@ -34,6 +35,7 @@ from benchmarks.training.workloads import WORKLOADS
 def main(
     models: list[str],
     contenders: list[str],
+    processes: int,
     rounds: int,
     steps: int | None,
     threads: int,
@@ -47,7 +49,7 @@ def main(
         click.echo(report.markdown(json.loads(show.read_text())))
         return
     interpreters = {"project": sys.executable, "torch": torch_python, "jax": jax_python}
-    settings = driver.Settings(rounds, steps, threads, interpreters)
+    settings = driver.Settings(processes, rounds, steps, threads, interpreters)
     described = machine.describe()
     if described["load_average"][0] > 0.5:
         click.echo(
@@ -61,6 +63,7 @@ def main(
     result: dict[str, Any] = {
         "benchmark": "training",
         "machine": described,
+        "processes": processes,
         "rounds": rounds,
         "threads": threads,
         "models": {name: report.summarize(model) for name, model in measured.items()},

@@ -35,13 +35,15 @@ class Settings:
     """How to measure.
 
     Attributes:
-        rounds: Rounds, in each of which every contender has a turn.
+        processes: Processes of each contender, one after the other: one differs from the next by where its memory lies.
+        rounds: Rounds of each process, in each of which every contender has a turn.
         steps: Steps a turn; `None`: what the workload says.
         threads: Threads of every contender.
         interpreters: Environment (`project`, `torch`, `jax`) to Python interpreter.
         timeout_s: Longest that a contender may take to start or for a turn.
     """
 
+    processes: int
     rounds: int
     steps: int | None
     threads: int
@@ -122,51 +124,24 @@ def measure(models: Iterable[str], contenders: Iterable[str], settings: Settings
 def _measure_model(model: str, contenders: list[str], settings: Settings, show: Show) -> dict[str, Any]:
     steps = settings.steps or WORKLOADS[model].steps
     load_before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        field_ = _Field(model, steps, settings, Path(folder), stack)
-        entries = {name: _enter(field_, name, show) for name in contenders}
-        for number in range(settings.rounds):
-            _play_round(entries, steps, number)
-            show(f"{model}: round {number + 1} of {settings.rounds}")
+    with tempfile.TemporaryDirectory() as folder:
+        field_ = _Field(model, steps, settings, Path(folder), show)
+        entries = {name: field_.choose(name) for name in contenders}
+        for process in range(settings.processes):
+            with contextlib.ExitStack() as stack:
+                runners = field_.start_all(entries, stack)
+                for number in range(settings.rounds):
+                    _play_round(entries, runners, steps, process * settings.rounds + number)
+                    show(f"{model}: process {process + 1}, round {number + 1} of {settings.rounds}")
+                for name, runner in runners.items():
+                    entries[name]["processes"].append({**runner.ready, "turns": runner.turns})
     return {
         "batch_size": WORKLOADS[model].batch_size,
         "steps_per_turn": steps,
-        "num_parameters": entries[REFERENCE]["runner"].ready["num_parameters"],
+        "num_parameters": entries[REFERENCE]["processes"][0]["num_parameters"],
         "load_average": [load_before, os.getloadavg()[0]],
-        "contenders": {name: _record(entry) for name, entry in entries.items()},
+        "contenders": entries,
     }
-
-
-def _enter(field_: _Field, name: str, show: Show) -> dict[str, Any]:
-    """Start a contender, with the settings that are fastest in a trial if there is a choice."""
-    contender = CONTENDERS[name]
-    variants = [dict(variant) for variant in contender.variants(field_.model, field_.steps)]
-    tried: list[tuple[dict[str, Any], Runner]] = []
-    failure = ""
-    for variant in variants:
-        told = f"{field_.model}: starting {name} {variant or ''}".rstrip()
-        show(told)
-        try:
-            runner = field_.start(name, {**dict(contender.settings), **variant})
-            check_same_model(runner.ready, field_.reference or runner.ready)
-            runner.play(field_.steps)
-            tried.append((variant, runner))
-        except ContenderError as error:
-            failure = str(error)
-            show(f"{told}: {failure}")
-            if name == REFERENCE:
-                raise
-    if not tried:
-        return {"status": failure}
-    trial = _trial(tried, field_.steps) if len(tried) > 1 else []
-    best = min(range(len(tried)), key=lambda i: trial[i]["step_ms"]) if trial else 0
-    for index, (_, runner) in enumerate(tried):
-        if index != best:
-            runner.end()
-    variant, runner = tried[best]
-    if name == REFERENCE:
-        field_.reference = runner.ready
-    return {"status": "ok", "variant": variant, "trial": trial, "runner": runner}
 
 
 def _trial(tried: list[tuple[dict[str, Any], Runner]], steps: int) -> list[dict[str, Any]]:
@@ -191,26 +166,18 @@ def check_same_model(ready: Mapping[str, Any], reference: Mapping[str, Any]) -> 
         raise ContenderError(f"trains another model: its logits differ by {ready['forward_difference']:.2g}")
 
 
-def _play_round(entries: dict[str, dict[str, Any]], steps: int, number: int) -> None:
+def _play_round(entries: dict[str, dict[str, Any]], runners: dict[str, Runner], steps: int, number: int) -> None:
     """One turn each, in an order that differs from round to round; who fails is out."""
-    names = [name for name, entry in entries.items() if "runner" in entry]
+    names = list(runners)
     random.Random(number).shuffle(names)
     for name in names:
-        runner: Runner = entries[name]["runner"]
         try:
-            runner.turns.append(runner.play(steps))
+            runners[name].turns.append(runners[name].play(steps))
         except ContenderError as error:
             if name == REFERENCE:
                 raise
+            del runners[name]
             entries[name] = {"status": f"failed in round {number + 1}: {error}"}
-
-
-def _record(entry: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a contender: plain numbers."""
-    if "runner" not in entry:
-        return entry
-    runner: Runner = entry.pop("runner")
-    return {**entry, **runner.ready, "turns": runner.turns}
 
 
 @dataclass
@@ -221,16 +188,63 @@ class _Field:
     steps: int
     settings: Settings
     folder: Path
-    stack: contextlib.ExitStack
+    show: Show
     reference: dict[str, Any] | None = None
     num_started: int = 0
 
-    def start(self, name: str, given: dict[str, Any]) -> Runner:
-        """Start a process and wait for its first step.
+    def choose(self, name: str) -> dict[str, Any]:
+        """An entry for a contender: with the settings that are fastest in a trial if there is a choice."""
+        variants = [dict(variant) for variant in CONTENDERS[name].variants(self.model, self.steps)]
+        entry: dict[str, Any] = {"status": "ok", "variant": variants[0], "trial": [], "processes": []}
+        if len(variants) == 1:
+            return entry
+        with contextlib.ExitStack() as stack:
+            tried: list[tuple[dict[str, Any], Runner]] = []
+            for variant in variants:
+                try:
+                    tried.append((variant, self.start(name, variant, stack)))
+                except ContenderError as error:
+                    entry["status"] = str(error)
+            if not tried:
+                return entry
+            trial = _trial(tried, self.steps)
+        best = min(trial, key=lambda result: result["step_ms"])
+        return {**entry, "status": "ok", "variant": best["variant"], "trial": trial}
+
+    def start_all(self, entries: dict[str, dict[str, Any]], stack: contextlib.ExitStack) -> dict[str, Runner]:
+        """A process of each contender that takes part; who cannot start is out."""
+        runners = {}
+        for name, entry in entries.items():
+            if entry["status"] == "ok":
+                try:
+                    runners[name] = self.start(name, entry["variant"], stack)
+                except ContenderError as error:
+                    if name == REFERENCE:
+                        raise
+                    entries[name] = {"status": str(error)}
+        return runners
+
+    def start(self, name: str, variant: dict[str, Any], stack: contextlib.ExitStack) -> Runner:
+        """Start a process that ends with the stack, and let it take a turn to warm up.
 
         Raises:
-            ContenderError: see `Runner.play`.
+            ContenderError: see `Runner.play`; or it trains another model than the reference does.
         """
+        told = f"{self.model}: starting {name} {variant or ''}".rstrip()
+        self.show(told)
+        try:
+            runner = self._start(name, {**dict(CONTENDERS[name].settings), **variant}, stack)
+            check_same_model(runner.ready, self.reference or runner.ready)
+            runner.play(self.steps)
+        except ContenderError as error:
+            self.show(f"{told}: {error}")
+            raise
+        if name == REFERENCE:
+            self.reference = runner.ready
+        return runner
+
+    def _start(self, name: str, given: dict[str, Any], stack: contextlib.ExitStack) -> Runner:
+        """Start a process and wait for its first step."""
         contender = CONTENDERS[name]
         self.num_started += 1
         log = self.folder / f"{self.num_started}.log"
@@ -271,6 +285,6 @@ class _Field:
             except OSError as error:
                 raise ContenderError(f"not installed: {error}") from error
         runner = Runner(process, log, self.settings.timeout_s)
-        self.stack.callback(runner.end)
+        stack.callback(runner.end)
         runner.ready = runner.answer()["ready"]
         return runner

@@ -36,52 +36,73 @@ def summarize(measured: Mapping[str, Any]) -> dict[str, Any]:
     is the bare step that is faster here, compiled by XLA or not.
 
     Args:
-        measured: `contenders: {name: {status, turns: [{wall_s, cpu_s, ...}], ...}}` and `steps_per_turn`.
+        measured: `contenders: {name: {status, processes: [{turns: [{wall_s, cpu_s, ...}], ...}], ...}}` and
+            `steps_per_turn`.
 
     Returns:
-        The same with `limit` and `targets`, where each contender with status `ok` has in place of its turns `step_ms`
-        and `cpu_ms` (median, min, rounds), `speed_vs_limit` (above 1: faster than the bare step), `headrace_speedup`
-        (above 1: the engine is faster), `peak_rss_mib`, `start_up` (wall_s, cpu_s from process start to the first step's
-        end) and `last_loss`.
+        The same with `limit` and `targets`, where each contender with status `ok` has in place of its processes `step_ms`
+        and `cpu_ms` (median, min, processes: the rounds of each), `speed_vs_limit` (above 1: faster than the bare step),
+        `headrace_speedup` (above 1: the engine is faster), `peak_rss_mib`, `start_up` (medians of wall_s, cpu_s from
+        process start to the first step's end) and `last_loss`.
     """
     steps = measured["steps_per_turn"]
-    taking_part = {name: entry for name, entry in measured["contenders"].items() if entry["status"] == "ok"}
-    walls = {name: [1000 * turn["wall_s"] / steps for turn in entry["turns"]] for name, entry in taking_part.items()}
-    limit = min((name for name in BARE if name in walls), key=lambda name: statistics.median(walls[name]))
+    walls = {
+        name: _step_ms(entry, "wall_s", steps)
+        for name, entry in measured["contenders"].items()
+        if entry["status"] == "ok"
+    }
+    limit = min((name for name in BARE if name in walls), key=lambda name: statistics.median(_flat(walls[name])))
     contenders = {}
     for name, entry in measured["contenders"].items():
         contenders[name] = dict(entry)
         if name in walls:
-            contenders[name] = {key: value for key, value in entry.items() if key not in _RAW} | {
-                **_costs(entry, walls[name], steps),
+            first = {key: value for key, value in entry["processes"][0].items() if key not in _RAW}
+            contenders[name] = {key: value for key, value in entry.items() if key != "processes"} | {
+                **first,
+                **_costs(entry["processes"], walls[name], _step_ms(entry, "cpu_s", steps)),
                 "speed_vs_limit": _ratio(walls[limit], walls[name]),
                 "headrace_speedup": _ratio(walls[name], walls[OURS]) if OURS in walls else None,
             }
     return {**measured, "limit": limit, "contenders": contenders, "targets": _targets(contenders, limit)}
 
 
-def _costs(entry: Mapping[str, Any], walls: list[float], steps: int) -> dict[str, Any]:
-    cpus = [1000 * turn["cpu_s"] / steps for turn in entry["turns"]]
-    # Of a first call of several steps, those after the first are taken away.
-    further = entry["first_call_steps"] - 1
+def _step_ms(entry: Mapping[str, Any], key: str, steps: int) -> list[list[float]]:
+    """Milliseconds a step, by process and round."""
+    return [[1000 * turn[key] / steps for turn in process["turns"]] for process in entry["processes"]]
+
+
+def _flat(processes: list[list[float]]) -> list[float]:
+    return [value for rounds in processes for value in rounds]
+
+
+def _costs(processes: list[dict[str, Any]], walls: list[list[float]], cpus: list[list[float]]) -> dict[str, Any]:
     return {
         "step_ms": _statistics(walls),
         "cpu_ms": _statistics(cpus),
-        "peak_rss_mib": max(turn["peak_rss_mib"] for turn in entry["turns"]),
+        "peak_rss_mib": max(turn["peak_rss_mib"] for process in processes for turn in process["turns"]),
         "start_up": {
-            "wall_s": entry["start_up_wall_s"] - further * statistics.median(walls) / 1000,
-            "cpu_s": entry["start_up_cpu_s"] - further * statistics.median(cpus) / 1000,
+            "wall_s": _start_up_s(processes, "start_up_wall_s", walls),
+            "cpu_s": _start_up_s(processes, "start_up_cpu_s", cpus),
         },
-        "last_loss": entry["turns"][-1]["loss"],
+        "last_loss": processes[-1]["turns"][-1]["loss"],
     }
 
 
-def _statistics(values: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "min": min(values), "rounds": values}
+def _start_up_s(processes: list[dict[str, Any]], key: str, step_ms: list[list[float]]) -> float:
+    """Of a first call of several steps, those after the first are taken away."""
+    return statistics.median(
+        process[key] - (process["first_call_steps"] - 1) * statistics.median(rounds) / 1000
+        for process, rounds in zip(processes, step_ms, strict=True)
+    )
 
 
-def _ratio(numerators: list[float], denominators: list[float]) -> float:
-    return statistics.median(n / d for n, d in zip(numerators, denominators, strict=True))
+def _statistics(processes: list[list[float]]) -> dict[str, Any]:
+    values = _flat(processes)
+    return {"median": statistics.median(values), "min": min(values), "processes": processes}
+
+
+def _ratio(numerators: list[list[float]], denominators: list[list[float]]) -> float:
+    return statistics.median(n / d for n, d in zip(_flat(numerators), _flat(denominators), strict=True))
 
 
 def _targets(contenders: Mapping[str, Any], limit: str) -> dict[str, Any]:

@@ -56,7 +56,9 @@ class Fakes:
 
     def settings(self, special: str = "", **changes: Any) -> Settings:
         interpreters = dict.fromkeys(("project", "torch", "jax"), self.make(special))
-        return Settings(**{"rounds": 2, "steps": 16, "threads": 1, "interpreters": interpreters, **changes})
+        return Settings(
+            **{"processes": 2, "rounds": 2, "steps": 16, "threads": 1, "interpreters": interpreters, **changes}
+        )
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_the_fastest_settings_of_a_trial_take_part(fakes: Fakes) -> None:
     # 32 steps an execution do not fit into turns of 16.
     trial = {tuple(tried["variant"].values()): tried["step_ms"] for tried in measured["keras_fit_best"]["trial"]}
     assert trial == pytest.approx({(True, 1): 28.0, (True, 8): 21.0, (False, 1): 27.0, (False, 8): 20.0})
-    assert [len(entry["turns"]) for entry in measured.values()] == [2, 2, 2]
+    assert [[len(process["turns"]) for process in entry["processes"]] for entry in measured.values()] == [[2, 2]] * 3
 
 
 def test_only_those_who_take_part_live_on_and_none_stays_behind(fakes: Fakes) -> None:
@@ -87,8 +89,8 @@ def test_only_those_who_take_part_live_on_and_none_stays_behind(fakes: Fakes) ->
         alive[line] = sum(Path(f"/proc/{pid}").exists() for pid in pids)
 
     driver.measure(["mlp"], ["headrace", "keras_fit_best"], fakes.settings(), count)
-    assert alive["mlp: round 1 of 2"] == 3
-    assert max(alive.values()) == 2 + 3
+    assert alive["mlp: process 1, round 1 of 2"] == alive["mlp: process 2, round 2 of 2"] == 3
+    assert max(alive.values()) == 3
     count("after")
     assert alive["after"] == 0
 
@@ -97,7 +99,7 @@ def test_the_reference_comes_first_even_if_nobody_asked_for_it(fakes: Fakes) -> 
     measured = measure(["keras_fit"], fakes.settings())
     assert list(measured["contenders"]) == ["bare_xla", "keras_fit"]
     started = [line.partition(" ")[2] for line in fakes.log.read_text().splitlines()]
-    assert started == ["bare_xla {'xla': True}", "keras_fit {}"]
+    assert started == ["bare_xla {'xla': True}", "keras_fit {}"] * 2
     assert (measured["num_parameters"], measured["steps_per_turn"], measured["batch_size"]) == (7, 16, 1024)
 
 
@@ -128,7 +130,7 @@ def test_who_is_not_installed_is_told_and_the_others_go_on(fakes: Fakes) -> None
 def test_a_contender_that_trains_another_model_or_dies_is_left_out(fakes: Fakes, special: str, message: str) -> None:
     measured = measure(["keras_fit"], fakes.settings(special, timeout_s=1.0))["contenders"]
     assert message in measured["keras_fit"]["status"]
-    assert len(measured["bare_xla"]["turns"]) == 2
+    assert [len(process["turns"]) for process in measured["bare_xla"]["processes"]] == [2, 2]
 
 
 def test_without_the_reference_there_is_nothing_to_compare_with(fakes: Fakes) -> None:
@@ -149,7 +151,7 @@ def test_the_order_differs_from_round_to_round_and_repeats_from_run_to_run() -> 
     orders = []
     for number in (0, 1, 2, 0):
         order: list[str] = []
-        driver._play_round({name: {"runner": Player(name)} for name in "abcde"}, 1, number)
+        driver._play_round({}, {name: Player(name) for name in "abcde"}, 1, number)  # type: ignore[misc]
         orders.append(order)
     assert orders[0] == orders[3] != orders[1] != orders[2]
     assert all(sorted(order) == list("abcde") for order in orders)
@@ -157,13 +159,13 @@ def test_the_order_differs_from_round_to_round_and_repeats_from_run_to_run() -> 
 
 def test_the_command_writes_json_and_a_table(fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.sys, "executable", fakes.make())
-    arguments = ["--models", "mlp,resnet", "--rounds", "3", "--steps", "8", "--threads", "1"]
+    arguments = ["--models", "mlp,resnet", "--processes", "1", "--rounds", "3", "--steps", "8", "--threads", "1"]
     arguments += ["--torch-python", "/no/such/python", "--jax-python", "/no/such/python"]
     output = tmp_path / "results" / "training.json"
     answer = CliRunner().invoke(command.main, [*arguments, "--output", str(output)])
     assert answer.exit_code == 0, answer.output
     result = json.loads(output.read_text(), parse_constant=pytest.fail)
-    assert set(result) == {"benchmark", "machine", "rounds", "threads", "models"}
+    assert set(result) == {"benchmark", "machine", "processes", "rounds", "threads", "models"}
     assert {"cpu", "cores", "load_average", "time"} <= set(result["machine"])
     for model in result["models"].values():
         assert set(model["contenders"]) == set(CONTENDERS)
@@ -172,7 +174,7 @@ def test_the_command_writes_json_and_a_table(fakes: Fakes, tmp_path: Path, monke
             *("status", "variant", "trial", "num_parameters", "forward_difference", "versions", "step_ms", "cpu_ms"),
             *("peak_rss_mib", "start_up", "last_loss", "speed_vs_limit", "headrace_speedup"),
         }
-        assert len(ours["step_ms"]["rounds"]) == 3
+        assert [len(rounds) for rounds in ours["step_ms"]["processes"]] == [3]
         assert model["targets"]["limit"]["reached"] is True
     assert "headrace (xla=True)" in answer.output and "not installed" in answer.output
     shown = CliRunner().invoke(command.main, ["--show", str(output)])

@@ -124,3 +124,28 @@ def test_keras_has_its_own_back_after_an_error() -> None:
         raise RuntimeError
     assert keras.layers.BatchNormalization.call is norm
     assert tf.nn.experimental.stateless_dropout is dropout
+
+
+@pytest.mark.parametrize(("policy", "tolerance"), [("float32", 2e-6), ("mixed_bfloat16", 0.02)])
+@pytest.mark.parametrize("jit", [False, True])
+def test_gelu_by_tanh_is_the_same_with_fewer_operations(policy: str, tolerance: float, jit: bool) -> None:
+    def make() -> keras.layers.Layer:
+        return keras.layers.Activation(lambda x: keras.ops.gelu(x, approximate=True), dtype=policy)
+
+    x = np.concatenate([np.linspace(-8, 8, 161), [0.0, -30.0, 30.0, 1e4, -1e4]]).astype(np.float32)
+    expected = outcome(make, x, jit=jit)
+    with fast_ops.in_place():
+        ours = outcome(make, x, jit=jit)
+    np.testing.assert_allclose(ours["outputs"], expected["outputs"], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(ours["gradients"], expected["gradients"], atol=10 * tolerance)
+
+
+def test_the_exact_gelu_is_left_to_keras() -> None:
+    def make() -> keras.layers.Layer:
+        return keras.layers.Activation(lambda x: keras.ops.gelu(x, approximate=False))
+
+    x = np.linspace(-4, 4, 33).astype(np.float32)
+    expected = outcome(make, x)
+    with fast_ops.in_place():
+        np.testing.assert_array_equal(outcome(make, x)["outputs"], expected["outputs"])
+    assert tf.nn.gelu.__module__.startswith("tensorflow")
