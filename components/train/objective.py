@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import keras
@@ -11,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from components.config import LayerRate, OptimizerConfig, TrainConfig
-from components.errors import ConfigError, did_you_mean
+from components.errors import ConfigError
+from models import hooks
 from models.spec import OutputSpec
 
 NOT_DECAYED = ["bias", "gamma", "beta", "range_log_factors"]
@@ -239,15 +239,24 @@ def set_learning_rate_factors(
 
 
 def match_layers(model: keras.Model, pattern: str, setting: str) -> list[keras.layers.Layer]:
-    """The layers with weights, at any depth, whose name or path (`encoder/dense_1`) matches a pattern with `*` and `?`.
+    """The layers with weights that match a pattern, as `models.hooks.find` takes it.
 
     Raises:
-        ConfigError: none matches; it names the nearest one, and `setting`, where in the config the pattern stands.
+        ConfigError: none matches; it names near ones, and `setting`, where in the config the pattern stands.
     """
-    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.weights]
-    names = [{layer.name, layer.path or layer.name} for layer in layers]
-    found = [layer for layer, own in zip(layers, names, strict=True) if any(fnmatchcase(name, pattern) for name in own)]
-    if not found:
-        known = set[str]().union(*names)
-        raise ConfigError(f"{setting}: no layer with weights matches '{pattern}'.{did_you_mean(pattern, known)}")
-    return found
+    layers = [layer for _, layer in find_layers(model, [pattern], setting) if getattr(layer, "weights", None)]
+    if not layers:
+        raise ConfigError(f"{setting}: '{pattern}' matches none but layers without weights. Leave it out.")
+    return layers
+
+
+def find_layers(model: keras.Model, patterns: Sequence[str], setting: str) -> list[tuple[str, keras.Operation]]:
+    """As `models.hooks.find`, for patterns that stand in the config under `setting`.
+
+    Raises:
+        ConfigError: a pattern matches no layer.
+    """
+    try:
+        return hooks.find(model, patterns)
+    except ValueError as error:
+        raise ConfigError(f"{setting}: {error}") from error

@@ -144,8 +144,8 @@ class Run:
             objective.freeze(self.model, config.frozen)
             self._compile()
         self._predict = model_files.Predictor(self.model, self.output)
-        for pattern in config.layer_statistics:
-            objective.match_layers(self.model, pattern, "train.layer_statistics")
+        if config.layer_statistics:
+            objective.find_layers(self.model, config.layer_statistics, "train.layer_statistics")
 
     def until_done(self) -> TrainResult:
         """Run the epochs that are left; keep the best weights in the model."""
