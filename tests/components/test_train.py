@@ -48,7 +48,8 @@ def run_train(taxi: StepRun, tmp_path: Path):
     examples, transform = taxi.path("examples"), taxi.path("transform")
 
     def run(name: str = "model", **changes: Any):
-        config = TrainConfig.model_validate({**SETTINGS, **changes})
+        settings = {key: value for key, value in {**SETTINGS, **changes}.items() if value is not None}
+        config = TrainConfig.model_validate(settings)
         return train(examples=examples, transform=transform, model=tmp_path / name, config=config), tmp_path / name
 
     return run
@@ -244,6 +245,46 @@ def test_tensorboard_events_lie_beside_the_model_and_change_no_digest(run_train,
     assert artifacts.read_manifest(path).digest == base_digest
 
 
+def test_layer_statistics_are_kept_by_epoch(run_train) -> None:
+    _, path = run_train(epochs=2, layer_statistics=["*_relu", "logits"])
+    epochs = json.loads((path / "layer_statistics.json").read_text())
+    assert [set(epoch) for epoch in epochs] == [{"hidden1_relu", "logits"}] * 2
+    assert epochs[0]["hidden1_relu"]["min"] == 0.0 and 0.0 < epochs[0]["hidden1_relu"]["zero_share"] < 1.0
+    assert epochs[0]["logits"]["mean"] != epochs[1]["logits"]["mean"]
+    assert list((path / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def build_compiled(input_spec: Any, output_spec: Any) -> keras.Model:
+    """With an optimizer that knows all weights already."""
+    inputs = {name: keras.Input(spec.shape, name=name, dtype=spec.dtype) for name, spec in input_spec.items()}
+    hidden = keras.layers.Dense(4, activation="relu", name="hidden")(inputs["fare"])
+    model = keras.Model(inputs, keras.layers.Dense(output_spec.num_logits, name="head")(hidden))
+    optimizer = keras.optimizers.Adam(0.05)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True), auto_scale_loss=False)
+    return model
+
+
+@pytest.mark.parametrize("frozen", [[], ["hidden"]], ids=str)
+def test_a_model_brings_its_own_loss_and_optimizer_and_some_layers_stay_frozen(run_train, frozen: list[str]) -> None:
+    changes = {
+        "model": {"name": "tests.components.test_train:build_compiled"},
+        "objective": "model",
+        "optimizer": None,
+        "frozen": frozen,
+    }
+    _, early = run_train("early", **changes, epochs=1)
+    result, late = run_train("late", **changes)
+    kernels = [
+        {name: model_files.load_model(path).get_layer(name).kernel.numpy() for name in ("hidden", "head")}
+        for path in (early, late)
+    ]
+    changed = {name for name in kernels[0] if not np.array_equal(kernels[0][name], kernels[1][name])}
+    assert changed == {"hidden", "head"} - set(frozen)
+    assert history(late)[-1]["train_loss"] < history(late)[0]["train_loss"]
+    assert result.num_parameters == (5 if frozen else 13)
+
+
 def build_with_noise(input_spec: Any, output_spec: Any) -> keras.Model:
     """A layer whose random generator has a name of its own, as Keras's augmentations have."""
     inputs = {name: keras.Input(spec.shape, name=name, dtype=spec.dtype) for name, spec in input_spec.items()}
@@ -289,6 +330,8 @@ def test_events_outlive_a_failure_at_the_very_end(run_train, monkeypatch: pytest
     [
         ({"global_batch_size": 100_000}, DataError, "fewer than train.global_batch_size"),
         ({"early_stopping": {"metric": "macro_f1"}}, ConfigError, "a binary task has no 'macro_f1'"),
+        ({"layer_statistics": ["hiden1*"]}, ConfigError, "train.layer_statistics: no layer of model .* did you mean"),
+        ({"objective": "model", "optimizer": None}, ConfigError, "'tabular' returns a model that is not compiled"),
         ({"model": {"name": "tabluar"}}, ConfigError, "Did you mean 'tabular'"),
         ({"model": {"name": "no_such_package.nets:build"}}, ConfigError, "no module 'no_such_package'"),
         ({"model": {"name": "models.tabular:biuld"}}, ConfigError, "has no 'biuld'. Did you mean 'build'"),
