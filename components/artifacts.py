@@ -31,8 +31,9 @@ from components.errors import ArtifactError, ConfigError, HeadraceError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-# Folders of an artifact for what differs from run to run (event files, what callbacks write): no part of its identity.
-VOLATILE = ("tensorboard", "callbacks")
+# Folders of an artifact for what differs from run to run (event files, what callbacks write, drawn latencies): no part of
+# its identity.
+VOLATILE = ("tensorboard", "callbacks", "pictures")
 _OUR_PACKAGES = ("components", "models", "serving")
 _VERSIONED = ("tensorflow", "keras")
 _VERSIONED_BY_STEP = {

@@ -1,145 +1,206 @@
-"""Step `compress`: smaller TFLite forms of the model, each measured on the test split and kept only if it is good enough."""
+"""Step `compress`: smaller forms of the model, TFLite and ONNX. What they are worth, `verify` judges."""
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-from components import artifacts, formats, metrics, model_files, progress
+from components import artifacts, formats, metrics, model_files, progress, ptq
 from components.config import CompressConfig
-from components.errors import ConfigError, HeadraceError, did_you_mean
 from components.examples import read_arrays
 from components.preprocessing import Preprocessing
+from models.quantization import in_float, strip
+
+RECORD_FILE = "compression.json"
+_NUM_COMPARED = 64
 
 
 @dataclass(frozen=True)
 class CompressResult:
-    """What became of each form.
+    """What was written.
 
     Attributes:
-        formats: For each: `format, size_bytes, metric, value, baseline_value, drop, top1_agreement, passed, reason`.
+        formats: For each: `format, size_bytes, max_abs_difference, ranges, notes`. `ranges` says where those of an int8
+            form are from: `ptq`, `training`, or `converter`, which takes minima and maxima, where `components.ptq` cannot
+            take the model; the notes say why.
     """
 
     formats: list[dict[str, Any]]
 
 
 def compress(
-    *, examples: Path, transform: Path, model: Path, compressed: Path, config: CompressConfig
+    *, examples: Path, transform: Path, optimized: Path, compressed: Path, config: CompressConfig
 ) -> CompressResult:
-    """Write the TFLite forms that pass their gate.
+    """Write the compressed forms.
 
     Args:
-        examples: Artifact of `ingest`: the train split calibrates int8, the test split judges.
+        examples: Artifact of `ingest`: int8 is calibrated on the train split, and on the validation split it is measured
+            what helps.
         transform: Artifact of `transform`.
-        model: Artifact of `train`.
-        compressed: Where the artifact is written: `tflite/model_<form>.tflite`, `formats.json`, `compression.json`.
-        config: The forms and their limits.
+        optimized: Artifact of `optimize`. The int8 forms of a quantization-aware model have the ranges of its training.
+        compressed: Where the artifact is written: `tflite/`, `onnx/`, `formats.json`, and `compression.json` with the
+            ranges, what was tried, and what each layer costs.
+        config: The forms and how they are made.
 
     Raises:
-        ConfigError: the task has no such metric.
-        HeadraceError: a form fails its gate and `on_failure` is `fail`.
+        ConversionError: a form cannot take the model; says which operation, why, and the way round.
+        HeadraceError: `mixed.max_drop` cannot be reached.
     """
-    for path, step in ((examples, "ingest"), (transform, "transform"), (model, "train")):
+    for path, step in ((examples, "ingest"), (transform, "transform"), (optimized, "optimize")):
         artifacts.open_artifact(path, step=step)
-    inputs = {"examples": examples, "transform": transform, "model": model}
+    inputs = {"examples": examples, "transform": transform, "optimized": optimized}
     with artifacts.writing(compressed, step="compress", inputs=inputs, config=config) as out:
-        judge = _Judge(examples, Preprocessing.load(transform), model, config)
-        (out.path / "tflite").mkdir()
-        kept, rows = [], []
+        converter = _Converter(examples, Preprocessing.load(transform), model_files.load_model(optimized), config)
+        forms, rows = [], []
         for name in config.formats:
-            progress.report(f"converting to TFLite {name}")
-            row, form = judge.convert(name, out.path)
+            progress.report(f"converting to {_FORMS[name].name}")
+            form, row = converter.convert(name, out.path)
+            forms.append(form)
             rows.append(row)
-            kept += [form] if row["passed"] else []
-        _stop_on_failure(rows, config)
-        formats.write_formats(kept, out.path)
-        (out.path / "compression.json").write_text(json.dumps(rows, indent=1))
+        formats.write_formats(forms, out.path)
+        record = {"formats": rows, **({"quantization": converter.record} if converter.record else {})}
+        (out.path / RECORD_FILE).write_text(json.dumps(record, indent=1))
         out.result = CompressResult(formats=rows)
     return out.result
 
 
-class _Judge:
-    """Converts a model form by form and compares each with the float32 Keras model on the test split."""
+@dataclass(frozen=True)
+class _Form:
+    """A value of `compress.formats`: its name among the formats, its file, and what its converter calls it."""
 
-    def __init__(self, examples: Path, preprocessing: Preprocessing, model_path: Path, config: CompressConfig) -> None:
-        self.config, self.task, self.output = (
-            config,
-            preprocessing.output_spec.task,
-            formats.output_name(preprocessing.output_spec),
-        )
-        self.metric = config.metric or config.primary_metric
-        known = metrics.TASK_METRICS[self.task]
-        if self.metric not in known:
-            raise ConfigError(
-                f"compress.metric: a {self.task} task has no metric '{self.metric}'.{did_you_mean(self.metric, known)}"
-            )
-        model = model_files.load_model(model_path)
-        self.core = formats.Core(preprocessing, model)
-        test = read_arrays(examples, "test")
-        self.labels = preprocessing.encode_labels(test[preprocessing.info.label])
-        self.feed = self.core.feed(preprocessing, test)
-        self.reference = model_files.Predictor(model, preprocessing.output_spec)(
-            preprocessing.transform_in_batches(test)
-        )
-        self.reference_value = metrics.compute(self.task, self.labels, self.reference)[self.metric]
-        self.calibration = self._calibration_examples(examples, preprocessing) if "int8" in config.formats else None
+    name: str
+    path: str
+    form: str
 
-    def convert(self, name: str, directory: Path) -> tuple[dict[str, Any], formats.Format]:
-        """Write one form and judge it; a form that fails is removed again."""
-        file = directory / "tflite" / f"model_{name}.tflite"
-        form = formats.Format(
-            name=f"tflite_{name}",
-            path=f"tflite/{file.name}",
-            inputs=self.core.inputs,
-            exact=False,
-            min_top1_agreement=self.config.min_top1_agreement,
-        )
-        file.write_bytes(formats.to_tflite(self.core, name, self.calibration))
-        answers = formats.answer_in_batches(formats.make_runner(form, directory, self.output), self.feed)
-        row = self._row(form.name, formats.size_bytes(file), answers)
-        if not row["passed"]:
-            file.unlink()
-        return row, form
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether activations have ranges of 8 bits."""
+        return self.form in ("int8", "static_int8")
 
-    def _row(self, name: str, size_bytes: int, answers: np.ndarray) -> dict[str, Any]:
-        value = metrics.compute(self.task, self.labels, answers)[self.metric]
-        drop = metrics.improvement(self.metric, self.reference_value, value)
-        agreement = metrics.top1_agreement(self.reference, answers)
-        failures = []
-        if not drop <= self.config.max_drop:
-            failures.append(f"{self.metric} falls by {drop:.4f}, at most {self.config.max_drop} allowed")
-        if agreement < self.config.min_top1_agreement:
-            failures.append(
-                f"answers as the Keras model does on {agreement:.4f}, at least {self.config.min_top1_agreement} wanted"
-            )
-        return {
-            "format": name,
-            "size_bytes": size_bytes,
-            "metric": self.metric,
-            "value": value,
-            "baseline_value": self.reference_value,
-            "drop": drop,
-            "top1_agreement": agreement,
-            "passed": not failures,
-            "reason": "; ".join(failures),
+
+_FORMS = {
+    **{
+        form: _Form(f"tflite_{form}", f"tflite/model_{form}.tflite", form)
+        for form in ("float16", "dynamic_range", "int8", "int16x8")
+    },
+    **{
+        f"onnx_{form}": _Form(f"onnx_{form}", f"onnx/model_{form}.onnx", form)
+        for form in ("dynamic_int8", "static_int8")
+    },
+}
+
+
+class _Converter:
+    """Converts one model form by form.
+
+    Attributes:
+        record: How `components.ptq` quantized it; empty where it did not.
+    """
+
+    def __init__(
+        self, examples: Path, preprocessing: Preprocessing, model: keras.Model, config: CompressConfig
+    ) -> None:
+        self.examples, self.preprocessing, self.model, self.config = examples, preprocessing, model, config
+        floating = in_float(model)
+        self.has_trained_ranges = floating is not model
+        self.core = formats.Core(preprocessing, floating)
+        self.record: dict[str, Any] = {}
+
+    def convert(self, name: str, directory: Path) -> tuple[formats.Format, dict[str, Any]]:
+        """Write one form."""
+        form = _FORMS[name]
+        file = directory / form.path
+        file.parent.mkdir(exist_ok=True)
+        core, ranges, notes = self._ranged if form.needs_ranges else (self.core, None, [])
+        try:
+            done = self._written(core, form, file)
+        except formats.ConversionError as error:
+            if core is self.core:
+                raise
+            done, ranges, notes = self._written(self.core, form, file), "converter", [str(error)]
+        row = {
+            "format": form.name,
+            "size_bytes": done.size_bytes,
+            "max_abs_difference": done.max_abs_difference,
+            "ranges": ranges,
+            "notes": [*notes, *done.notes],
         }
+        return formats.Format(form.name, form.path, self.core.inputs, exact=False), row
 
-    def _calibration_examples(self, examples: Path, preprocessing: Preprocessing) -> dict[str, np.ndarray]:
-        train = read_arrays(examples, "train")
-        num_examples = len(train[preprocessing.info.label])
-        count = min(self.config.num_calibration_examples, num_examples)
-        rows = np.random.default_rng(self.config.seed).choice(num_examples, count, replace=False)
-        return self.core.feed(preprocessing, {name: values[rows] for name, values in train.items()})
-
-
-def _stop_on_failure(rows: list[dict[str, Any]], config: CompressConfig) -> None:
-    failed = [f"{row['format']}: {row['reason']}" for row in rows if not row["passed"]]
-    if failed and config.on_failure == "fail":
-        raise HeadraceError(
-            f"Compressed forms fail their gate: {'; '.join(failed)}. "
-            "Raise compress.max_drop, leave the form out of compress.formats, or set compress.on_failure to omit."
+    def _written(self, core: formats.Core, form: _Form, file: Path) -> formats.Conversion:
+        needs_examples = form.form == "int16x8" or (form.needs_ranges and not core.has_ranges)
+        calibration = self._feed(self._calibration) if needs_examples else None
+        compared = self._feed({name: values[:_NUM_COMPARED] for name, values in self._validation.items()})
+        if form.name.startswith("onnx"):
+            return formats.convert_onnx(core, file, form=form.form, calibration=calibration, examples=compared)
+        return formats.convert_tflite(
+            core,
+            file,
+            form=form.form,
+            calibration=calibration,
+            examples=compared,
+            io_dtype=self.config.io_dtype if form.form == "int8" else "float32",
+            float_fallback=form.form in ("int8", "int16x8"),
         )
+
+    @functools.cached_property
+    def _ranged(self) -> tuple[formats.Core, str | None, list[str]]:
+        """The network with the ranges of its int8 form, or as it is where it cannot have any; and where they are from."""
+        if self.has_trained_ranges:
+            return formats.Core(self.preprocessing, strip(self.model)), "training", []
+        progress.report("quantizing")
+        try:
+            quantized = ptq.quantize(
+                self.model,
+                calibration=self.preprocessing.transform_in_batches(self._calibration),
+                validation=self.preprocessing.transform_in_batches(self._validation),
+                config=self.config,
+                drop=self._drop,
+            )
+        except formats.ConversionError as error:
+            return self.core, "converter", [str(error)]
+        self.record = quantized.to_json()
+        return formats.Core(self.preprocessing, quantized.model), "ptq", []
+
+    @functools.cached_property
+    def _calibration(self) -> dict[str, np.ndarray]:
+        return self._chosen("train")
+
+    @functools.cached_property
+    def _validation(self) -> dict[str, np.ndarray]:
+        return self._chosen("validation")
+
+    def _chosen(self, split: str) -> dict[str, np.ndarray]:
+        """Raw examples of a split, of each class alike."""
+        raw = read_arrays(self.examples, split)
+        labels = self.preprocessing.encode_labels(raw[self.preprocessing.info.label])
+        if self.preprocessing.info.task == "regression":
+            labels = np.zeros(len(labels))
+        rows = formats.stratified(labels, self.config.calibration.num_examples, seed=self.config.seed)
+        return {name: values[rows] for name, values in raw.items()}
+
+    def _feed(self, raw: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.core.feed(self.preprocessing, raw)
+
+    def _drop(self, logits: list[np.ndarray]) -> float:
+        """What the metric loses on the validation examples."""
+        return metrics.improvement(self.config.primary_metric, self._float_value, self._value(logits[0]))
+
+    @functools.cached_property
+    def _float_value(self) -> float:
+        features = self.preprocessing.transform_in_batches(self._validation)
+        return self._value(self.model.predict(features, verbose=0))
+
+    def _value(self, logits: np.ndarray) -> float:
+        output = self.preprocessing.output_spec
+        answers = model_files.probabilities_from_logits(tf.constant(logits), output).numpy()
+        labels = self.preprocessing.encode_labels(self._validation[self.preprocessing.info.label])
+        return metrics.compute(output.task, labels, answers)[self.config.primary_metric]

@@ -449,23 +449,130 @@ class EvaluateConfig(Section):
     batch_size: Count = 1024
 
 
-class CompressConfig(Section):
-    """Smaller TFLite forms, each with a gate of its own (step `compress`)."""
+class _Stage(Section):
+    """What every stage of `optimize` has: it trains the model further, as `train` does."""
 
-    formats: list[Literal["float16", "dynamic_range", "int8"]] = ["float16", "dynamic_range", "int8"]
-    metric: str | None = Field(
-        None, description="The metric of the test split that may not fall; default: that of the first threshold."
+    epochs: Count = 3
+    optimizer: OptimizerConfig | None = Field(
+        None, description="Default: that of train, without warm-up and with its learning rate times the factor."
     )
-    max_drop: Annotated[float, Field(ge=0)] = Field(
-        0.01, description="Largest loss of `metric` against the float32 model."
+    learning_rate_factor: Annotated[float, Field(gt=0)] = 0.1
+
+    @model_validator(mode="after")
+    def _factor_has_a_reader(self) -> _Stage:
+        if self.optimizer is not None:
+            _refuse_unread(self, ["learning_rate_factor"], "an optimizer of its own")
+        return self
+
+
+class DistillStage(_Stage):
+    """A smaller model learns from the answers of the one before (Hinton et al., arXiv:1503.02531)."""
+
+    method: Literal["distill"]
+    student: ModelConfig = Field(description="The smaller model.")
+    temperature: Annotated[float, Field(gt=0)] = 4.0
+    alpha: Fraction = Field(0.5, description="Share of the loss against the teacher; the rest is against the labels.")
+    features: dict[Pattern, Pattern] = Field(
+        {}, description="Layer of the student -> layer of the teacher whose outputs are to be alike."
     )
-    min_top1_agreement: Fraction = Field(
-        0.95, description="Smallest share of the test split answered as the float32 model does."
+
+
+class PruneStage(_Stage):
+    """Weights of least magnitude become zero, by a schedule (Zhu and Gupta, arXiv:1710.01878)."""
+
+    method: Literal["prune"]
+    pattern: Literal["unstructured", "2:4", "channels"] = Field(
+        "unstructured", description="2:4: two of each four are zero; channels: whole filters are cut out of the model."
     )
-    on_failure: Literal["omit", "fail"] = Field(
-        "omit", description="omit: leave the form out and say so; fail: stop the run."
+    sparsity: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="Share of weights, or of channels.")
+    scope: Literal["layer", "global"] = Field("layer", description="Within what the smallest are sought.")
+    skip: list[Pattern] = Field([], description="Names or paths of layers that stay whole.")
+
+
+class ClusterStage(_Stage):
+    """The weights of a kernel share few values, so that the file zips well (Han et al., arXiv:1510.00149)."""
+
+    method: Literal["cluster"]
+    num_clusters: Annotated[int, Field(ge=2)] = 16
+    skip: list[Pattern] = Field([], description="Names or paths of layers that stay as they are.")
+
+
+class QuantizeAwareStage(_Stage):
+    """The model trains with its weights and activations rounded to int8; `compress` then needs no calibration."""
+
+    method: Literal["quantize_aware"]
+    ranges: Literal["moving_average", "learned"] = "moving_average"
+    freeze_after: Fraction = Field(0.7, description="Share of the steps after which ranges and batch norm are frozen.")
+    skip: list[Pattern] = Field([], description="Names or paths of layers that stay float.")
+
+
+Stage = Annotated[DistillStage | PruneStage | ClusterStage | QuantizeAwareStage, Field(discriminator="method")]
+
+
+class OptimizeConfig(Section):
+    """Further training that makes the model smaller, for the forms of `compress` (step `optimize`)."""
+
+    stages: list[Stage] = []
+    train: TrainConfig = inherited(TrainConfig())
+
+    @model_validator(mode="after")
+    def _quantization_comes_last(self) -> OptimizeConfig:
+        if "quantize_aware" in [stage.method for stage in self.stages[:-1]]:
+            raise ValueError("quantize_aware has to be the last of the stages: no other takes its model")
+        return self
+
+
+class CalibrationConfig(Section):
+    """By which examples the ranges of int8 activations are set, and how."""
+
+    method: Literal["min_max", "percentile", "entropy", "mse"] = Field(
+        "mse",
+        description="min_max: all values; percentile: all but a share at both ends; entropy: least Kullback-Leibler "
+        "divergence; mse: least squared error of rounding and clipping.",
     )
-    num_calibration_examples: Count = 500
+    percentile: Annotated[float, Field(gt=50, le=100)] = Field(99.99, description="percentile: the share kept.")
+    num_examples: Count = Field(500, description="Of the training split, the classes in equal shares.")
+
+    @model_validator(mode="after")
+    def _percentile_has_a_reader(self) -> CalibrationConfig:
+        if self.method != "percentile":
+            _refuse_unread(self, ["percentile"], f"method: {self.method}")
+        return self
+
+
+class MixedConfig(Section):
+    """How many of the layers that int8 costs most stay float."""
+
+    max_drop: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="As many as it takes for the first threshold's metric to lose no more on validation examples."
+    )
+    keep_float: Count | None = Field(None, description="So many.")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> MixedConfig:
+        if (self.max_drop is None) == (self.keep_float is None):
+            raise ValueError("give either max_drop or keep_float, which both say how many layers stay float")
+        return self
+
+
+class CompressConfig(Section):
+    """Smaller forms of the optimized model (step `compress`); `verify` judges them."""
+
+    formats: list[Literal["float16", "dynamic_range", "int8", "int16x8", "onnx_dynamic_int8", "onnx_static_int8"]] = (
+        Field(["float16", "dynamic_range", "int8"], description="TFLite, and ONNX where the name says so.")
+    )
+    io_dtype: Literal["float32", "int8", "uint8"] = Field(
+        "float32", description="int8: what float inputs and outputs of the TFLite file become."
+    )
+    calibration: CalibrationConfig = CalibrationConfig()
+    equalize: bool = Field(True, description="int8: try cross-layer equalization, and keep it if it helps.")
+    correct_bias: bool = Field(True, description="int8: try bias correction, and keep it if it helps.")
+    finetune_steps: Annotated[int, Field(ge=0)] = Field(
+        0, description="int8: training steps towards the float model's answers; kept if they help."
+    )
+    finetune_learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    sensitivity: bool = Field(True, description="int8: measure what each layer costs.")
+    mixed: MixedConfig | None = Field(None, description="int8: the worst layers stay float.")
     primary_metric: str = inherited("")
     seed: int = inherited(0)
 
@@ -473,23 +580,100 @@ class CompressConfig(Section):
 class ExportConfig(Section):
     """The forms in which the model leaves (step `export`). The SavedModel is always written."""
 
-    formats: list[Literal["tflite", "onnx"]] = ["tflite", "onnx"]
+    model: Literal["trained", "optimized"] = Field(
+        "trained", description="optimized: that of `optimize`, in float, an inexact form for verify."
+    )
+    formats: list[Literal["tflite", "onnx", "openvino", "coreml"]] = Field(
+        ["tflite", "onnx"],
+        description="openvino and coreml need headrace[openvino] and headrace[coreml]; what cannot be run, as coreml "
+        "without macOS, verify leaves out.",
+    )
     onnx_opset: Annotated[int, Field(ge=13, le=18)] = Field(17, description="tf2onnx 1.17 refuses 19 and above.")
+    features: list[Pattern] = Field(
+        [], description="Layers, such as block2*, whose outputs the SavedModel's signature `features` gives."
+    )
+    weights_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32",
+        description="In which the SavedModel stores its large weights; rounded ones make it an inexact form for verify.",
+    )
+    num_warmup_examples: Annotated[int, Field(ge=0, le=999)] = Field(
+        8, description="Test examples with which TF Serving warms up, one by one and then as a batch; 0: none."
+    )
+    seed: int = inherited(0)
+
+
+class Limits(Section):
+    """What a form has to keep on the test split, beside the Keras model; None: no limit."""
+
+    max_abs_difference: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Largest difference of any output; for regression in standard deviations of the answers."
+    )
+    min_top1_agreement: Fraction | None = Field(None, description="Smallest share of examples with the same answer.")
+    max_drop: Annotated[float, Field(ge=0)] | None = Field(None, description="Largest loss of `metric`.")
+    max_calibration_error_increase: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Largest gain of the expected calibration error; not for regression."
+    )
+    max_size_bytes: Count | None = None
+    max_zipped_bytes: Count | None = None
+    max_load_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Limits of times depend on the machine."
+    )
+    max_latency_ms_p50_batch_1: Annotated[float, Field(gt=0)] | None = None
+    max_latency_ms_p99_batch_1: Annotated[float, Field(gt=0)] | None = None
+    max_latency_ms_p50_batch_32: Annotated[float, Field(gt=0)] | None = None
+    max_latency_ms_p99_batch_32: Annotated[float, Field(gt=0)] | None = None
+
+
+class ExactLimits(Limits):
+    """Limits of forms that compute in float32; the SavedModel's hold for the server, too."""
+
+    max_abs_difference: Annotated[float, Field(gt=0)] | None = 1e-4
+    min_top1_agreement: Fraction | None = 0.999
+
+
+class InexactLimits(Limits):
+    """Limits of all other forms."""
+
+    min_top1_agreement: Fraction | None = 0.95
+    max_drop: Annotated[float, Field(ge=0)] | None = 0.01
+
+
+class FormLimits(Limits):
+    """Limits of some forms, in place of those of their kind; what is left out stays."""
+
+    on_failure: Literal["omit", "fail"] | None = None
 
 
 class VerifyConfig(Section):
-    """The parity proof (step `verify`): every form against the Keras model, then the running server."""
+    """The gate of the forms (step `verify`): each against the Keras model on the test split, then the running server."""
 
-    num_examples: Count = Field(1000, description="Held-out examples compared.")
-    max_abs_difference: Annotated[float, Field(gt=0)] = Field(
-        1e-4, description="float32 forms and the server: largest difference of any output."
+    metric: str | None = Field(
+        None, description="The metric of the test split that is compared; default: that of the first threshold."
     )
-    min_top1_agreement: Fraction = Field(
-        0.999,
-        description="float32 forms and the server: share of examples with the same answer. `compress` has its own.",
+    on_failure: Literal["omit", "fail"] = Field(
+        "omit",
+        description="omit: leave a form out that breaks a limit, and say so; fail: stop the run, as the SavedModel "
+        "always does.",
+    )
+    exact: ExactLimits = ExactLimits()
+    inexact: InexactLimits = InexactLimits()
+    limits: dict[Pattern, FormLimits] = Field(
+        {},
+        description="By the name of a form, as in tflite_* (* and ? stand for any characters); where several match, "
+        "later ones win.",
+    )
+    latency_rounds: Count = Field(
+        100, description="Calls timed for each form and batch size; below 100 the 99th percentile is near the slowest."
     )
     num_server_examples: Count = Field(256, description="Examples sent through gRPC and REST.")
+    primary_metric: str = inherited("")
     seed: int = inherited(0)
+
+    @model_validator(mode="after")
+    def _saved_model_stays(self) -> VerifyConfig:
+        if "saved_model" in self.limits and self.limits["saved_model"].on_failure == "omit":
+            raise ValueError("the SavedModel cannot be left out: leave out limits.saved_model.on_failure")
+        return self
 
 
 class PushConfig(Section):
@@ -522,6 +706,7 @@ SECTIONS: dict[str, type[Section]] = {
     "transform": TransformConfig,
     "train": TrainConfig,
     "evaluate": EvaluateConfig,
+    "optimize": OptimizeConfig,
     "compress": CompressConfig,
     "export": ExportConfig,
     "verify": VerifyConfig,

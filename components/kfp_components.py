@@ -102,32 +102,49 @@ def evaluate(
     return bool(result.blessed)
 
 
-def compress(
+def optimize(
     config: str,
     code_digest: str,
     examples: Input[Dataset],
     transform: Input[Artifact],
     model: Input[Model],
+    optimized: Output[Model],
+) -> None:
+    from components.kfp_components import run_step
+
+    run_step("optimize", "optimize", config, examples=examples, transform=transform, model=model, optimized=optimized)
+
+
+def compress(
+    config: str,
+    code_digest: str,
+    examples: Input[Dataset],
+    transform: Input[Artifact],
+    optimized: Input[Model],
     compressed: Output[Artifact],
 ) -> None:
     from components.kfp_components import run_step
 
-    run_step("compress", "compress", config, examples=examples, transform=transform, model=model, compressed=compressed)
+    inputs = {"examples": examples, "transform": transform, "optimized": optimized}
+    run_step("compress", "compress", config, **inputs, compressed=compressed)
 
 
 def export(
     config: str,
     code_digest: str,
+    examples: Input[Dataset],
     statistics: Input[Artifact],
     transform: Input[Artifact],
     model: Input[Model],
+    optimized: Input[Model],
     compressed: Input[Artifact],
     exported: Output[Model],
 ) -> None:
     from components.kfp_components import run_step
 
-    inputs = {"statistics": statistics, "transform": transform, "model": model, "compressed": compressed}
-    run_step("export", "export", config, **inputs, exported=exported)
+    inputs = {"examples": examples, "statistics": statistics, "transform": transform}
+    models = {"model": model, "optimized": optimized, "compressed": compressed}
+    run_step("export", "export", config, **inputs, **models, exported=exported)
 
 
 def verify(
@@ -175,5 +192,5 @@ def monitor(
 
 _WRAPPERS = {
     function.__name__: function
-    for function in (ingest, validate, transform, train, evaluate, compress, export, verify, push, monitor)
+    for function in (ingest, validate, transform, train, evaluate, optimize, compress, export, verify, push, monitor)
 }

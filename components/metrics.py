@@ -76,6 +76,22 @@ def top1_agreement(reference: np.ndarray, answers: np.ndarray) -> float:
     return float((reference.argmax(axis=1) == answers.argmax(axis=1)).mean())
 
 
+def calibration_error(labels: np.ndarray, probabilities: np.ndarray, num_bins: int = 15) -> float:
+    """Expected calibration error: how far confidence is from accuracy, over bins of equal width, weighted by their examples.
+
+    Source: Guo et al. 2017, https://arxiv.org/abs/1706.04599, equation 3.
+
+    Args:
+        labels: Class ids `(num_examples,)`.
+        probabilities: `(num_examples, num_classes)`; the largest of each example is its confidence.
+        num_bins: Bins `(0, 1/num_bins], ...`.
+    """
+    confidences = probabilities.max(axis=1).astype(np.float64)
+    gaps = (probabilities.argmax(axis=1) == labels) - confidences
+    bins = np.clip(np.ceil(confidences * num_bins).astype(np.int64) - 1, 0, num_bins - 1)
+    return float(np.abs(np.bincount(bins, weights=gaps)).sum() / len(labels))
+
+
 def jsonable(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Metrics with NaN as None, which JSON can hold."""
     return {name: None if np.isnan(value) else float(value) for name, value in metrics.items()}

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import tensorflow as tf
 from components import plugins
 from components.artifacts import read_manifest
 from components.errors import ArtifactError, ConfigError
+from models import quantization  # noqa: F401  (Keras must know its layers)
 from models.spec import OutputSpec
 
 FILE = "model.keras"
@@ -114,19 +115,36 @@ def _number_shared_objects(config: str) -> str:
 def load_model(directory: Path) -> keras.Model:
     """Read the model of an artifact of `train`, for inference: in float32, whatever precision it was trained in.
 
-    So what is evaluated, exported and served computes alike, and every converter can take it. The builder's module is
-    imported first: it registers the layers of its own that Keras must know.
+    So what is evaluated, exported and served computes alike, and every converter can take it.
+
+    Args:
+        directory: Artifact of `train` or `optimize`.
 
     Raises:
         ArtifactError: the file is not one that this Keras can read.
     """
-    builder = read_manifest(directory).made_from["config"]["model"]["name"]
-    plugins.resolve(builder, plugins.MODELS, "model.name")
+    return read_model(directory / FILE, _builders(read_manifest(directory).made_from["config"]))
+
+
+def read_model(file: Path, builders: Sequence[str]) -> keras.Model:
+    """As `load_model`, of a file whose model came from these builders: their modules register layers of their own.
+
+    Raises:
+        ArtifactError: the file is not one that this Keras can read.
+    """
+    for builder in builders:
+        plugins.resolve(builder, plugins.MODELS, "model.name")
     try:
-        model = keras.saving.load_model(directory / FILE, compile=False)
+        model = keras.saving.load_model(file, compile=False)
     except (ValueError, OSError, TypeError) as error:
-        raise ArtifactError(f"Cannot load {directory / FILE}: {error}") from error
+        raise ArtifactError(f"Cannot load {file}: {error}") from error
     return in_float32(model)
+
+
+def _builders(config: Mapping[str, Any]) -> list[str]:
+    """Of the trained model, and of the students that have learned from it."""
+    models = [config.get("train", config)["model"], *(stage.get("student") for stage in config.get("stages", []))]
+    return [model["name"] for model in models if model is not None]
 
 
 def in_float32(model: keras.Model) -> keras.Model:

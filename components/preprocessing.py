@@ -160,6 +160,10 @@ class Preprocessing:
             )
             for name, f in self.fitted.items()
         }
+        for layer in self.layers.values():
+            # Keras numbers layers through the whole process, and a SavedModel has their names in its graph.
+            for number, inner in enumerate(layer._flatten_layers(include_self=False)):
+                inner.name = f"inner_{number}"
         self._run = tf.function(self.__call__, input_signature=[self.raw_signature()])
 
     def __call__(self, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

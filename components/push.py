@@ -10,14 +10,16 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from components import artifacts
+from components import artifacts, formats
 from components.artifacts import Manifest
 from components.config import PushConfig
 from components.errors import ArtifactError, NotBlessedError
 from components.external import PUSH_RECORD, versions
+from components.formats import Format
 
-_OTHER_FORMS = ("tflite", "onnx")
+_SAVED_MODEL = "saved_model"
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,22 @@ class PushResult:
         version: Its version.
         version_path: Its folder.
         rollback_version: The version to go back to; None at the first push.
+        formats: The forms in it.
+        left_out: The forms of the export that are not, with the reason.
     """
 
     model_name: str
     version: int
     version_path: str
     rollback_version: int | None
+    formats: list[str]
+    left_out: dict[str, str]
 
 
 def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: Path, config: PushConfig) -> PushResult:
-    """Copy the export to `<destination>/<name>/<version>`, whole or not at all, and forget the oldest versions.
+    """Copy the proven forms to `<destination>/<name>/<version>`, all or nothing, and forget the oldest versions.
 
-    The same export is pushed once: a second time, the version that holds it is given.
+    The same forms are pushed once: a second time, the version that holds them is given.
 
     Args:
         model: Artifact of `train`.
@@ -60,6 +66,8 @@ def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: 
     _refuse_unproven(manifests)
     with artifacts.writing(pushed, step="push", inputs=inputs, config=config) as out:
         base = Path(config.destination).absolute() / config.name
+        measured = json.loads((proof / "proof.json").read_text())
+        forms, left_out = _proven(exported, measured["formats"])
         record = {
             "name": config.name,
             "classes": manifests["exported"].result["classes"],
@@ -67,18 +75,20 @@ def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: 
             "export_digest": manifests["exported"].digest,
             "metrics": manifests["evaluation"].result["metrics"],
             "reasons": manifests["evaluation"].result["reasons"],
-            "proof": json.loads((proof / "proof.json").read_text()),
+            "formats": [form.name for form in forms],
+            "left_out": left_out,
+            "proof": measured,
         }
         with _only_push_to(base):
-            version = _version_holding(base, record["export_digest"]) or _copy(
-                exported, base, record, config.resolved_config
-            )
+            version = _version_holding(base, record) or _copy(exported, forms, base, record, config.resolved_config)
             _forget_old(base, config.keep_versions)
         out.result = PushResult(
             model_name=config.name,
             version=version,
             version_path=str(base / str(version)),
             rollback_version=max((number for number in versions(base) if number < version), default=None),
+            formats=record["formats"],
+            left_out=left_out,
         )
         (out.path / "pushed.json").write_text(json.dumps(record, indent=1))
     return out.result
@@ -99,13 +109,25 @@ def _refuse_unproven(manifests: dict[str, Manifest]) -> None:
             raise ArtifactError(f"The {name} was made from another model than the one to push. Run its step again.")
 
 
-def _version_holding(base: Path, export_digest: str) -> int | None:
-    """The newest version, if it holds this export already (a push that was killed at its very end, say)."""
+def _proven(exported: Path, measured: list[dict[str, Any]]) -> tuple[list[Format], dict[str, str]]:
+    """The forms of the export that passed, and name -> reason of the others: one without a proof is not pushed."""
+    reasons = {row["format"]: row["reason"] for row in measured if not row["passed"]}
+    passed = {row["format"] for row in measured if row["passed"]}
+    forms = formats.read_formats(exported)
+    left_out = {form.name: reasons.get(form.name, "not verified") for form in forms if form.name not in passed}
+    if _SAVED_MODEL in left_out:
+        raise ArtifactError(f"The SavedModel is not proven ({left_out[_SAVED_MODEL]}), so nothing is pushed.")
+    return [form for form in forms if form.name in passed], left_out
+
+
+def _version_holding(base: Path, record: dict[str, Any]) -> int | None:
+    """The newest version, if it holds these forms of this export already (a push that was killed at its very end, say)."""
     numbers = versions(base)
     if not numbers:
         return None
-    record = base / str(numbers[-1]) / PUSH_RECORD
-    same = record.is_file() and json.loads(record.read_text()).get("export_digest") == export_digest
+    file = base / str(numbers[-1]) / PUSH_RECORD
+    held = json.loads(file.read_text()) if file.is_file() else {}
+    same = all(held.get(name) == record[name] for name in ("export_digest", "formats"))
     return numbers[-1] if same else None
 
 
@@ -124,18 +146,21 @@ def _only_push_to(base: Path) -> Iterator[None]:
             os.close(folder)
 
 
-def _copy(exported: Path, base: Path, record: dict[str, object], resolved_config: str) -> int:
+def _copy(exported: Path, forms: list[Format], base: Path, record: dict[str, Any], resolved_config: str) -> int:
     """Copy under a name that no server looks at, `saved_model.pb` last, then rename."""
     temporary = base / f".push-{os.getpid()}"
     try:
-        shutil.copytree(exported / "saved_model", temporary, ignore=shutil.ignore_patterns("saved_model.pb"))
-        for form in _OTHER_FORMS:
-            if (exported / form).is_dir():
-                shutil.copytree(exported / form, temporary / form)
-        shutil.copy2(exported / "formats.json", temporary / "assets.extra" / "formats.json")
+        shutil.copytree(exported / _SAVED_MODEL, temporary, ignore=shutil.ignore_patterns("saved_model.pb"))
+        for file in (
+            file for form in forms if form.name != _SAVED_MODEL for file in formats.files_of(exported / form.path)
+        ):
+            copy = temporary / file.relative_to(exported)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
+        formats.write_formats(forms, temporary / "assets.extra")
         (temporary / "assets.extra" / "config.yaml").write_text(resolved_config)
         (temporary / PUSH_RECORD).write_text(json.dumps(record, indent=1))
-        shutil.copy2(exported / "saved_model" / "saved_model.pb", temporary / "saved_model.pb")
+        shutil.copy2(exported / _SAVED_MODEL / "saved_model.pb", temporary / "saved_model.pb")
         version = max((int(d.name) for d in base.iterdir() if d.name.isdigit()), default=0) + 1
         temporary.rename(base / str(version))
         return version

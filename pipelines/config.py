@@ -21,6 +21,7 @@ from components.config import (
     ExportConfig,
     ModelConfig,
     MonitorConfig,
+    OptimizeConfig,
     PushConfig,
     Section,
     TrainConfig,
@@ -51,6 +52,7 @@ class PipelineConfig(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig
+    optimize: OptimizeConfig = OptimizeConfig()
     compress: CompressConfig = CompressConfig()
     export: ExportConfig = ExportConfig()
     verify: VerifyConfig = VerifyConfig()
@@ -77,6 +79,7 @@ class PipelineConfig(Section):
             "name": self.name,
             "seed": self.seed,
             "model": self.model,
+            "train": self.train.model_copy(update={"seed": self.seed, "model": self.model}),
             "champion_path": f"{self.push.destination}/{self.name}",
             "primary_metric": self.evaluate.thresholds[0].metric,
             "slice_features": self.evaluate.slices,

@@ -17,6 +17,15 @@ from components.config import REFUSED_CALLBACKS, TASK_METRICS, inherited_fields
 from components.errors import ConfigError, did_you_mean
 
 _NAMED = (("data", "source", plugins.SOURCES), ("model", "name", plugins.MODELS))
+# Keys of earlier versions.
+_MOVED = {
+    "compress.metric": "verify.metric",
+    "compress.on_failure": "verify.on_failure",
+    "compress.max_drop": "verify.inexact.max_drop",
+    "compress.min_top1_agreement": "verify.inexact.min_top1_agreement",
+    "verify.max_abs_difference": "verify.exact.max_abs_difference",
+    "verify.min_top1_agreement": "verify.exact.min_top1_agreement",
+}
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 60
 _repr.maxdict = 2
@@ -119,7 +128,7 @@ def _metrics_asked_for(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...
     thresholds = _mapping(tree.get("evaluate")).get("thresholds")
     for number, threshold in enumerate(thresholds if isinstance(thresholds, list) else []):
         yield ("evaluate", "thresholds", str(number), "metric"), _mapping(threshold).get("metric")
-    yield ("compress", "metric"), _mapping(tree.get("compress")).get("metric")
+    yield ("verify", "metric"), _mapping(tree.get("verify")).get("metric")
 
 
 def _not_finite(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -133,6 +142,8 @@ def _not_finite(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 def _in_words(details: ErrorDetails, place: _Place, root: type[BaseModel]) -> Problem:
     kind, received, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
+        if moved := _MOVED.get(".".join(place.path)):
+            return Problem(place.path, f"this is now '{moved}'")
         return Problem(place.path, f"there is no such key.{_nearest_key(place, root)}")
     if kind == "missing":
         field = _fields(place.section)[place.path[-1]]

@@ -33,8 +33,9 @@ def print_summary(result: RunResult, config: PipelineConfig, console: Console) -
     """
     parts: dict[str, Callable[[Mapping[str, Any]], Iterator[Table | Text]]] = {
         "evaluate": lambda values: _metrics(values, config.evaluate.min_slice_examples),
+        "optimize": _optimized,
         "compress": _compressed,
-        "verify": _exports,
+        "verify": _forms,
         "monitor": _monitoring,
     }
     for name, part in parts.items():
@@ -96,38 +97,81 @@ def _decision(values: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"  {reason}")
 
 
-def _compressed(values: Mapping[str, Any]) -> Iterator[Table | Text]:
-    if not values["formats"]:
+def _optimized(values: Mapping[str, Any]) -> Iterator[Table | Text]:
+    """What each stage made of the model."""
+    if not values["stages"]:
         return
-    table = _table("Compressed forms", "form", "size", "metric", "value", "float32", "drop", "gate")
-    for form in values["formats"]:
-        verdict = "passed" if form["passed"] else f"left out: {form['reason']}"
-        numbers = [_number(form.get(name)) for name in ("value", "baseline_value", "drop")]
-        table.add_row(form["format"], _size(form["size_bytes"]), form["metric"], *numbers, verdict)
-    yield table
-
-
-def _exports(values: Mapping[str, Any]) -> Iterator[Table | Text]:
-    latency = ("latency_ms_batch_1", "latency_ms_batch_32")
-    columns = ("size", "ms, batch 1", "ms, batch 32", "largest difference", "same answer", "examples", "parity")
-    table = _table("Exports", "form", *columns)
-    for form in values["formats"]:
+    table = _table("Optimized model", "after", "weights", "zeros", "values", "size", "zipped", "validation")
+    for stage in values["stages"]:
         table.add_row(
-            form["format"],
-            _size(form.get("size_bytes")),
-            *(_number(form.get(name), "{:.3f}") for name in latency),
-            _number(form.get("max_abs_difference"), "{:.1e}"),
-            _number(form.get("top1_agreement"), "{:.2%}"),
-            str(form["num_examples"]),
-            "passed" if form["passed"] else "FAILED",
+            stage["method"],
+            f"{stage['num_parameters']:,}",
+            f"{stage['zero_share']:.1%}",
+            f"{stage['distinct_values']:,}",
+            _size(stage["size_bytes"]),
+            _size(stage["zipped_bytes"]),
+            ", ".join(f"{name} {_number(value)}" for name, value in stage["validation"].items()),
         )
     yield table
-    for protocol, proof in values.get("server", {}).items():
+
+
+def _compressed(values: Mapping[str, Any]) -> Iterator[Table | Text]:
+    """Where int8 ranges are from, and what else is to be said of a form; what it is worth, `verify` says."""
+    if not (told := [form for form in values["formats"] if form["ranges"] or form["notes"]]):
+        return
+    table = _table("Compressed forms", "form", "ranges")
+    table.add_column("notes")
+    for form in told:
+        table.add_row(form["format"], form["ranges"] or "", "\n".join(form["notes"]))
+    yield table
+
+
+def _forms(values: Mapping[str, Any]) -> Iterator[Table | Text]:
+    metric, keras = values["metric"], values["keras"]
+    latencies = [f"batch {size}\np50 / p99 ms" for size in (1, 32)]
+    columns = ("size", "zipped", "load\nms", *latencies, metric, "drop", "largest\ndifference", "same\nanswer", "ECE")
+    table = _table("Forms", "form", *columns)
+    for form in sorted(values["formats"], key=_passed_and_fast):
+        name = form["format"] if form["passed"] else Text(form["format"], style="red")
+        table.add_row(
+            name,
+            _star("size", form) + _size(form.get("size_bytes")),
+            _size(form.get("zipped_bytes")),
+            _number(form.get("load_ms"), "{:.1f}"),
+            _star("latency", form) + _latency(form, 1),
+            _latency(form, 32),
+            _number(form.get("value")),
+            _number(form.get("drop")),
+            _number(form.get("max_abs_difference"), "{:.1e}"),
+            _number(form.get("top1_agreement"), "{:.2%}"),
+            _number(form.get("calibration_error")),
+        )
+    yield table
+    calibration = _number(keras["calibration_error"], ", expected calibration error (ECE) {:.4f}")
+    yield Text(
+        f"The Keras model on {keras['num_examples']} test examples: {metric} {_number(keras['value'])}{calibration}"
+    )
+    yield Text(f"* no form that passed has both a better {metric} and a smaller size, or a lower latency")
+    for form in values["formats"]:
+        if not form["passed"]:
+            yield Text.assemble(("Left out: ", "red"), f"{form['format']}: {form['reason']}")
+    for protocol, proof in values["server"].items():
         name = {"grpc": "gRPC", "rest": "REST"}.get(protocol, protocol)
-        difference = _number(proof.get("max_abs_difference"), "{:.1e}")
-        verdict = "passed" if proof["passed"] else "FAILED"
-        examples = f"{proof['num_examples']} examples"
-        yield Text(f"Server over {name}: {verdict}, {examples}, largest difference {difference}")
+        difference = _number(proof["max_abs_difference"], "{:.1e}")
+        yield Text(f"Server over {name}: passed, {proof['num_examples']} examples, largest difference {difference}")
+
+
+def _passed_and_fast(form: Mapping[str, Any]) -> tuple[bool, float]:
+    return not form["passed"], form.get("latency_ms_p50_batch_1", float("inf"))
+
+
+def _star(cost: str, form: Mapping[str, Any]) -> str:
+    return "* " if cost in form["pareto_front"] else ""
+
+
+def _latency(form: Mapping[str, Any], batch_size: int) -> str:
+    times = [form.get(f"latency_ms_p{percentile}_batch_{batch_size}") for percentile in (50, 99)]
+    return " / ".join(f"{time:.3f}" if time < 1 else f"{time:.2f}" for time in times if time is not None)
 
 
 def _monitoring(values: Mapping[str, Any]) -> Iterator[Table | Text]:
@@ -141,12 +185,15 @@ def _places(result: RunResult, config: PipelineConfig) -> Iterator[str]:
     run_dir = result.run_dir.absolute()
     yield ""
     yield f"Artifacts, config.yaml and summary.json: {run_dir}"
+    if (picture := run_dir / "proof/pictures/pareto.svg").is_file():
+        yield f"The forms in a picture: {picture}"
     pushed = result.result_of("push")
     if pushed is None:
         return
     version_path = Path(pushed["version_path"]).absolute()
     name = pushed.get("model_name", config.name)
     yield f"Pushed model, version {pushed['version']}: {version_path}"
+    yield f"Forms: {', '.join(pushed['formats'])}"
     yield "Serve it:"
     yield f"  {serve_command(name, version_path.parent)}"
     yield "Ask it:"

@@ -56,7 +56,6 @@ def taxi(tmp_path_factory: pytest.TempPathFactory) -> StepRun:
         "train.optimizer.learning_rate=0.005",
         "train.early_stopping=null",
         f"push.destination={root / 'serving_models'}",
-        "verify.num_examples=200",
-        "compress.num_calibration_examples=50",
+        "compress.calibration.num_examples=50",
     ]
     return StepRun(root, load_config(PROJECT / "configs/chicago_taxi.yaml", overrides))

@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from components.errors import HeadraceError
+from models.quantization import FakeQuantize
 
 Arrays = Mapping[str, np.ndarray]
 Tensors = dict[str, tf.Tensor]
@@ -46,8 +47,11 @@ class Network(tf.Module):
         specs: The inputs, sorted by name.
         traced: Gives the concrete function for `(batch_size, unroll)`; a batch size of `None` is free.
         answer: `call`, in float32.
+        converting: Gives the context in which layers compute as converters take it; it encloses every tracing.
+        model: Gives the model; as an attribute it would be tracked with all that it holds.
         weights_sha256: Gives a digest of all weights, in the order in which the model holds them.
         is_recurrent: Whether a layer runs step by step.
+        has_ranges: Whether layers round activations, so that an int8 form needs no calibration (`models.quantization`).
         layer_names: The names of all layers, those inside of others too.
     """
 
@@ -60,13 +64,18 @@ class Network(tf.Module):
         self.variables_ = [variable.value for variable in model.variables]
         layers = list(model._flatten_layers())
         # A SavedModel has to hold the tables of lookups.
-        self.lookups_ = [layer for layer in layers if hasattr(layer, "lookup_table")]
+        self.tables_ = tables_of(layers)
         traces: dict[tuple[int | None, bool], Any] = {}
+
+        @contextlib.contextmanager
+        def converting(*, unroll: bool = False) -> Iterator[None]:
+            with in_float32(layers), convertible(layers, unroll=unroll):
+                yield
 
         def traced(batch_size: int | None, unroll: bool) -> Any:
             key = (batch_size, unroll)
             if key not in traces:
-                with in_float32(layers), convertible(layers, unroll=unroll):
+                with converting(unroll=unroll):
                     function = tf.function(lambda **features: call(features), autograph=False)
                     traces[key] = function.get_concrete_function(**self._specs_of_batch(batch_size))
             return traces[key]
@@ -84,7 +93,9 @@ class Network(tf.Module):
             return digest.hexdigest()
 
         self.traced, self.answer, self.weights_sha256 = traced, answer, weights_sha256
+        self.converting, self.model = converting, lambda: model
         self.is_recurrent = any(isinstance(layer, keras.layers.RNN) for layer in layers)
+        self.has_ranges = any(isinstance(layer, FakeQuantize) for layer in layers)
         self.layer_names = frozenset(layer.name for layer in layers if layer is not model)
 
     @classmethod
@@ -113,7 +124,7 @@ class Network(tf.Module):
         """
         if not model.built:
             raise HeadraceError(f"Model '{model.name}' has no weights yet: call it once on a batch, then convert it.")
-        known = _graph_inputs(model)
+        known = graph_inputs(model)
         if inputs is not None:
             specs = {name: _spec(name, given) for name, given in inputs.items()}
         elif known is not None:
@@ -146,6 +157,12 @@ class Network(tf.Module):
         if batch_size is None:
             return self.specs
         return {n: tf.TensorSpec([batch_size, *s.shape[1:]], s.dtype, n) for n, s in self.specs.items()}
+
+
+def tables_of(layers: Iterable[keras.layers.Layer]) -> list[Any]:
+    """The lookup tables that layers hold."""
+    kind = tf.saved_model.experimental.TrackableResource
+    return [value for layer in layers for value in vars(layer).values() if isinstance(value, kind)]
 
 
 @contextlib.contextmanager
@@ -208,7 +225,7 @@ def _attributes(layer: keras.layers.Layer, **changed: Any) -> Iterator[None]:
         attributes.update(before)
 
 
-def _graph_inputs(model: keras.Model) -> dict[str, keras.KerasTensor] | None:
+def graph_inputs(model: keras.Model) -> dict[str, keras.KerasTensor] | None:
     """Inputs of a functional or Sequential model by name; None where there is no graph."""
     if not getattr(model, "inputs", None):
         return None

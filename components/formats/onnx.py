@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `float32` | float32 | float32 |
 | `dynamic_int8` | int8, per tensor | int8 in MatMul, Gemm and Conv, ranges taken from each input; else float32 |
-| `static_int8` | int8, per channel, as QDQ | int8, ranges from calibration examples |
+| `static_int8` | int8, per channel, as QDQ | int8, ranges from calibration examples or the model's own |
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ FORMS = ("float32", "dynamic_int8", "static_int8")
 OPSETS = range(13, 19)
 DEFAULT_OPSET = 17
 _NO_OPS = frozenset({"Placeholder", "Const", "NoOp"})
+# Of weights, which tf2onnx computes.
+_FOLDED_OPS = frozenset({"FakeQuantWithMinMaxVarsPerChannel"})
 _CALIBRATION_BATCH = 16
+_OFF_GRID = 1e-3
 
 
 def convert_onnx(
@@ -56,7 +59,8 @@ def convert_onnx(
         file: Where to; the same network gives the same bytes, unless it has a loop, whose state tf2onnx orders by chance.
         form: One of `FORMS`.
         opset: 13 to 18.
-        calibration: `static_int8`: examples `(num_examples, ...)` by which ranges are set. See `stratified`.
+        calibration: `static_int8`: examples `(num_examples, ...)` by which ranges are set. See `stratified`. Not needed
+            for a model that has ranges: of `components.ptq`, or trained with them.
         examples: What to compare on; made up by default.
         metadata: What the file says of itself, such as `{"labels": [...], "version": 3}`: strings as they are, other
             values as JSON. `weights_sha256` is added.
@@ -70,13 +74,15 @@ def convert_onnx(
     """
     if form not in FORMS:
         raise HeadraceError(f"ONNX has no form '{form}'.{did_you_mean(form, FORMS)}")
-    if form == "static_int8" and not calibration:
+    if form == "static_int8" and not calibration and not network.has_ranges:
         raise HeadraceError("ONNX static_int8 needs calibration={name: examples}, by which ranges are set.")
     if calibration and (missing := [name for name in network.specs if name not in calibration]):
         raise HeadraceError(f"calibration lacks '{missing[0]}'.{did_you_mean(missing[0], calibration)}")
     name = "onnx" if form == "float32" else f"onnx_{form}"
     model = to_onnx_model(network, opset, name)
-    if form != "float32":
+    if form == "static_int8" and not calibration:
+        _weights_to_int8(model.graph)
+    elif form != "float32":
         model = _quantized(network, model, form, calibration or {})
     _describe(model, {"weights_sha256": network.weights_sha256(), **(metadata or {})})
     _check(model, name)
@@ -168,7 +174,7 @@ def _unmapped(graph: Any, network: Network, opset: int) -> list[UnmappedOp]:
     from tf2onnx.handler import tf_op
 
     text = text_ops(graph, network.layer_names)
-    known = {*tf_op.create_mapping(opset, None), "Erfc", *_NO_OPS, *(op.op for op in text)}
+    known = {*tf_op.create_mapping(opset, None), "Erfc", *_NO_OPS, *_FOLDED_OPS, *(op.op for op in text)}
     return [*text, *unmapped(graph, known, network.layer_names, f"tf2onnx has no form of it in opset {opset}")]
 
 
@@ -265,6 +271,42 @@ def _quantized(network: Network, model: Any, form: str, calibration: Arrays) -> 
                 way_round="Take float32, or leave the layer that the message names in float",
             ) from error
         return onnx.load(target)
+
+
+def _weights_to_int8(graph: Any) -> None:
+    """Store rounded weights as integers; tf2onnx computes them from the ranges and stores them as floats.
+
+    One scale for each output channel of a convolution, and one for a table. Where a channel has a wider range than its
+    weights, on behalf of its bias, they are not on the grid that is looked for, and the weights stay as they are.
+    """
+    import onnx
+
+    floats = {tensor.name: tensor for tensor in graph.initializer}
+    uses = {(n.input[1], True) for n in graph.node if n.op_type == "Conv"}
+    uses |= {(n.input[0], False) for n in graph.node if n.op_type == "Gather"}
+    for name, per_channel in sorted(uses):
+        values = onnx.numpy_helper.to_array(floats[name]) if name in floats else np.zeros(0, np.int8)
+        if values.dtype != np.float32:
+            continue
+        largest = (
+            np.abs(values).max(tuple(range(1, values.ndim)), keepdims=True) if per_channel else np.abs(values).max()
+        )
+        scale = np.where(largest > 0, largest, 1) / np.float32(127)
+        integers = np.round(values / scale)
+        if np.abs(values / scale - integers).max() > _OFF_GRID:
+            continue
+        parts = {
+            "int8": integers.astype(np.int8),
+            "scale": np.asarray(scale, np.float32).reshape(-1 if per_channel else ()),
+        }
+        parts["zero"] = np.zeros(parts["scale"].shape, np.int8)
+        names = [f"{name}/{part}" for part in parts]
+        graph.initializer.extend(map(onnx.numpy_helper.from_array, parts.values(), names))
+        axis = {"axis": 0} if per_channel else {}
+        graph.node.insert(
+            0, onnx.helper.make_node("DequantizeLinear", names, [name], f"{name}/DequantizeLinear", **axis)
+        )
+        graph.initializer.remove(floats[name])
 
 
 class _Reader:

@@ -17,11 +17,10 @@ import tensorflow as tf
 
 from components.errors import HeadraceError
 from components.formats.network import Arrays, Network
-from components.formats.onnx import to_onnx_model
 from components.formats.runners import load_runner
-from components.formats.tflite import to_tflite_bytes
 from components.model_files import probabilities_from_logits
 from components.preprocessing import Preprocessing
+from models.optimization.size import zipped_size
 from models.spec import OutputSpec
 
 FORMATS_FILE = "formats.json"
@@ -33,18 +32,16 @@ class Format:
     """One form of the model.
 
     Attributes:
-        name: `saved_model`, `tflite_float32`, `tflite_float16`, `tflite_dynamic_range`, `tflite_int8` or `onnx`.
-        path: Its file or folder, relative to the export.
+        name: Such as `saved_model`, `tflite_float32`, `tflite_int8` or `onnx`; by it `verify` finds its limits.
+        path: What `load_runner` takes, relative to the export: its folder, or its file, named as no other form's.
         inputs: `raw` or `transformed`.
         exact: Whether it computes in float32, so that its numbers must be the Keras model's.
-        min_top1_agreement: The limit with which a compressed form passed `compress`; None for exact forms.
     """
 
     name: str
     path: str
     inputs: str
     exact: bool
-    min_top1_agreement: float | None = None
 
 
 def write_formats(formats: Sequence[Format], directory: Path) -> None:
@@ -92,32 +89,6 @@ def transformed_signature(preprocessing: Preprocessing) -> dict[str, tf.TensorSp
     }
 
 
-def to_tflite(core: Core, form: str, calibration: Arrays | None = None) -> bytes:
-    """Convert to TFLite.
-
-    Args:
-        core: The network.
-        form: `float32`, `float16`, `dynamic_range` or `int8`. int8 keeps float inputs and outputs, and operations that have
-            no integer form.
-        calibration: int8: examples `(num_examples, ...)` by which the ranges of activations are set.
-
-    Raises:
-        ConversionError: the converter refuses the model; the message names the operation.
-    """
-    if form == "int8" and calibration is None:
-        raise TypeError("int8 needs calibration examples")
-    return to_tflite_bytes(core, form, calibration=calibration, float_fallback=True)[0]
-
-
-def to_onnx(core: Core, opset: int, file: Path) -> None:
-    """Convert to ONNX by tf2onnx and check the file: the converter reports success for broken graphs, too.
-
-    Raises:
-        ConversionError: an operation has no ONNX form, or the file is not valid.
-    """
-    file.write_bytes(to_onnx_model(core, opset).SerializeToString(deterministic=True))
-
-
 def run_file(path: Path, output: str) -> Runner:
     """The answers named `output` of a TFLite or ONNX file, or of a SavedModel's `serving_default` signature."""
     runner = load_runner(path)
@@ -145,6 +116,18 @@ def answer_in_batches(run: Runner, arrays: Arrays, batch_size: int = 256) -> np.
     return answers
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of a form: all below a folder; or a file with what lies beside it under its name, such as weights."""
+    return sorted(
+        file for file in (path.rglob("*") if path.is_dir() else path.parent.glob(f"{path.stem}.*")) if file.is_file()
+    )
+
+
 def size_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
-    return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+    """Bytes of all files of a form."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def zipped_bytes(path: Path) -> int:
+    """Bytes of all files of a form, each zipped."""
+    return sum(zipped_size(file) for file in files_of(path))

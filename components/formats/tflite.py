@@ -57,7 +57,7 @@ def convert_tflite(
         file: Where to; the same network gives the same bytes.
         form: One of `FORMS`.
         calibration: `int8` and `int16x8`: examples `(num_examples, ...)` by which the ranges of activations are set. See
-            `stratified`.
+            `stratified`. Without it `int8` takes a model that has ranges: of `components.ptq`, or trained with them.
         examples: What to compare on; made up by default.
         io_dtype: `int8` and `int16x8`: what float inputs and outputs become in the file.
         batch_size: Of the file; `None` is free. `auto` is free where the converter can, else 1.
@@ -124,7 +124,7 @@ def to_tflite_bytes(
 def _check_options(network: Network, form: str, calibration: Arrays | None, io_dtype: str) -> None:
     if form not in FORMS:
         raise HeadraceError(f"TFLite has no form '{form}'.{did_you_mean(form, FORMS)}")
-    if form in INTEGER_FORMS and not calibration:
+    if form in INTEGER_FORMS and not calibration and not (form == "int8" and network.has_ranges):
         raise HeadraceError(f"TFLite {form} needs calibration={{name: examples}}, by which ranges are set.")
     if calibration is not None and (missing := [name for name in network.specs if name not in calibration]):
         raise HeadraceError(f"calibration lacks '{missing[0]}'.{did_you_mean(missing[0], calibration)}")
@@ -192,8 +192,11 @@ def _convert(
     with network.saved_model(batch_size=batch_size, unroll=unroll) as directory:
         converter = tf.lite.TFLiteConverter.from_saved_model(str(directory), signature_keys=[SIGNATURE])
         _set_up(converter, form, io_dtype, float_fallback)
-        if form in INTEGER_FORMS:
-            converter.representative_dataset = lambda: _batches(network, calibration or {}, batch_size or 1)
+        if form in INTEGER_FORMS and calibration:
+            converter.representative_dataset = lambda: _batches(network, calibration, batch_size or 1)
+        elif form in INTEGER_FORMS:
+            # Told to give integers alone, the converter asks for a representative dataset.
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
         try:
             return bytes(converter.convert())
         except Exception as error:  # the converter's errors have no common base

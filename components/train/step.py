@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from components import artifacts, metrics, model_files, plugins
-from components.config import TrainConfig
+from components.config import ModelConfig, TrainConfig
 from components.errors import ConfigError, DataError, did_you_mean
 from components.examples import read_arrays
 from components.preprocessing import Preprocessing
@@ -90,11 +90,11 @@ def train(*, examples: Path, transform: Path, model: Path, config: TrainConfig) 
     artifacts.open_artifact(transform, step="transform")
     inputs = {"examples": examples, "transform": transform}
     if cluster is not None and not cluster.is_chief:
-        with _keras_settings(config):
+        with keras_settings(config):
             run = Run(config, Preprocessing.load(transform), examples, None)
             result = run.until_done()
     else:
-        with artifacts.writing(model, step="train", inputs=inputs, config=config) as out, _keras_settings(config):
+        with artifacts.writing(model, step="train", inputs=inputs, config=config) as out, keras_settings(config):
             run = Run(config, Preprocessing.load(transform), examples, out.scratch)
             result = out.result = run.until_done()
             run.save(out.path)
@@ -105,7 +105,8 @@ def train(*, examples: Path, transform: Path, model: Path, config: TrainConfig) 
 
 
 @contextlib.contextmanager
-def _keras_settings(config: TrainConfig) -> Iterator[None]:
+def keras_settings(config: TrainConfig) -> Iterator[None]:
+    """Keras with the seed and the precision of the config, and without names of models before."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(config.seed)
     previous_policy = keras.config.dtype_policy()
@@ -120,10 +121,21 @@ class Run:
     """One training run: its data, its model, and what it writes.
 
     Args:
+        config: How to train, and the model unless `make_model` makes it.
+        preprocessing: What the examples go through.
+        examples: Artifact of `ingest`.
         scratch: Folder of checkpoints, event files and what callbacks write; `None` in a worker that is not the chief.
+        make_model: Gives the model for the number of steps to train, under the strategy's scope.
     """
 
-    def __init__(self, config: TrainConfig, preprocessing: Preprocessing, examples: Path, scratch: Path | None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        preprocessing: Preprocessing,
+        examples: Path,
+        scratch: Path | None,
+        make_model: Callable[[int], keras.Model] | None = None,
+    ) -> None:
         self.config, self.output, self._scratch = config, preprocessing.output_spec, scratch
         self._splits = {name: _read(preprocessing, examples, name) for name in ("train", "validation")}
         self._check()
@@ -140,7 +152,10 @@ class Run:
             part_of=self.team.part_of,
         )
         with self.strategy.scope():
-            self.model = build_model(config, preprocessing.input_spec, self.output)
+            if make_model is None:
+                self.model = build_model(config.model, preprocessing.input_spec, self.output)
+            else:
+                self.model = make_model(self._num_steps)
             objective.freeze(self.model, config.frozen)
             self._compile()
         self._predict = model_files.Predictor(self.model, self.output)
@@ -198,6 +213,10 @@ class Run:
                 f"{did_you_mean(stopping.metric, known)}"
             )
 
+    @property
+    def _num_steps(self) -> int:
+        return self.config.epochs * self.batches.steps_per_epoch
+
     def _compile(self) -> None:
         """Give the model its loss and optimizer, where it does not come with its own."""
         if self.config.objective == "model":
@@ -207,7 +226,7 @@ class Run:
                     "Call model.compile(...) in its builder, or use objective: config."
                 )
             return
-        optimizer = objective.make_optimizer(self.config, self.config.epochs * self.batches.steps_per_epoch)
+        optimizer = objective.make_optimizer(self.config, self._num_steps)
         optimizer.build(self.model.trainable_variables)
         objective.set_learning_rate_factors(optimizer, self.model, self.config.optimizer.layers)
         loss = objective.make_loss(self.output, self.config.label_smoothing)
@@ -231,25 +250,23 @@ class Run:
         return {path: each.as_dict() for path, each in statistics.items()}
 
 
-def build_model(config: TrainConfig, inputs: dict[str, FeatureSpec], output: OutputSpec) -> keras.Model:
+def build_model(config: ModelConfig, inputs: dict[str, FeatureSpec], output: OutputSpec) -> keras.Model:
     """Call the builder that `model.name` stands for.
 
     Raises:
         ConfigError: there is no such builder, or it refuses its arguments or inputs.
     """
-    build = plugins.resolve(config.model.name, plugins.MODELS, "model.name")
-    plugins.check_arguments(build, config.model.args, f"model.args of model '{config.model.name}'", inputs, output)
+    build = plugins.resolve(config.name, plugins.MODELS, "model.name")
+    plugins.check_arguments(build, config.args, f"model.args of model '{config.name}'", inputs, output)
     try:
-        model: Any = build(inputs, output, **config.model.args)
+        model: Any = build(inputs, output, **config.args)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"model '{config.model.name}' cannot be built with model.args {config.model.args}: {error}"
-        ) from error
+        raise ConfigError(f"model '{config.name}' cannot be built with model.args {config.args}: {error}") from error
     if not isinstance(model, keras.Model):
-        raise ConfigError(f"model.name: '{config.model.name}' returned {type(model).__name__}, expected a keras.Model.")
+        raise ConfigError(f"model.name: '{config.name}' returned {type(model).__name__}, expected a keras.Model.")
     if tuple(model.output_shape) != (None, output.num_logits):
         raise ConfigError(
-            f"model.name: '{config.model.name}' gives outputs of shape {model.output_shape}, expected logits of shape "
+            f"model.name: '{config.name}' gives outputs of shape {model.output_shape}, expected logits of shape "
             f"(batch, {output.num_logits}) for this {output.task} task."
         )
     return model

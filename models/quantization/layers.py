@@ -49,10 +49,15 @@ class Scheduled(keras.layers.Layer):
 
     def count(self) -> None:
         """Count one call; stops where nothing depends on it any more, as large floats cannot count."""
-        if self.always:
-            return
-        limit = self.calls * (max(self.start_step, self.freeze_step or 0) + 2)
-        self.steps.assign(ops.minimum(ops.round(self.steps) + 1, limit))
+        if not self.always:
+            self.steps.assign(ops.minimum(ops.round(self.steps) + 1, self._last_step()))
+
+    def switch(self, is_on: bool) -> None:
+        """Round as after the last training step, or not at all, as before the first."""
+        self.steps.assign(self._last_step() if is_on else 0)
+
+    def _last_step(self) -> int:
+        return self.calls * (max(self.start_step, self.freeze_step or 0) + 2)
 
     def is_active(self) -> Any:
         """Whether the last training step has rounded."""
@@ -157,6 +162,12 @@ class FakeQuantize(Scheduled):
             if self.freeze_step is not None:
                 ends = ops.where(self.is_frozen(), self.frozen_range, ends)
         return ends[0], ops.maximum(ends[1], ends[0] + MIN_RANGE)
+
+    def set_range(self, low: float, high: float) -> None:
+        """Set the two ends by something else than training, such as a calibration."""
+        self.observed.assign([low, high])
+        if self.ranges == "learned":
+            self.log_factors.assign([0.0, 0.0])
 
     def _observe(self, values: list[Any]) -> None:
         low = functools.reduce(ops.minimum, map(ops.min, values), 0.0)

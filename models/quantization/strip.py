@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from models.quantization import graph
 from models.quantization.layers import FakeQuantize, QuantizedLayer, Scheduled
 
 
-def strip(model: keras.Model) -> keras.Model:
+def strip(model: keras.Model, *, keep_float: Collection[str] = ()) -> keras.Model:
     """The model for converters: float32, ranges fixed, batch norm folded, nothing that trains.
 
     Its answers are those of `model` at inference. TFLite's converter, with `Optimize.DEFAULT` and no representative
@@ -21,6 +22,7 @@ def strip(model: keras.Model) -> keras.Model:
 
     Args:
         model: Of `quantize_aware`, trained past `start_step`, or read from a file.
+        keep_float: Names of layers of `model` that do not round: their operations stay float in the int8 model.
 
     Raises:
         ValueError: `model` is none of `quantize_aware`, or nothing has been rounded yet.
@@ -29,7 +31,7 @@ def strip(model: keras.Model) -> keras.Model:
     if not quantized:
         raise ValueError(f"model '{model.name}' has no quantized layer: make it by quantize_aware")
     for layer in quantized:
-        if not layer.is_active():
+        if layer.name not in keep_float and not layer.is_active():
             raise ValueError(
                 f"layer '{layer.name}' has not been rounded yet, so there are no ranges to convert with: train for more "
                 f"than start_step={layer.start_step} steps, or set start_step=0"
@@ -38,8 +40,11 @@ def strip(model: keras.Model) -> keras.Model:
 
     def call(node: Any, *args: Any, **kwargs: Any) -> Any:
         operation = node.operation
+        is_float = isinstance(operation, Scheduled) and operation.name in keep_float
+        if is_float and isinstance(operation, FakeQuantize):
+            return args[0]
         if id(operation) not in copies:
-            copies[id(operation)] = _stripped(operation)
+            copies[id(operation)] = _stripped(operation, is_float)
         return copies[id(operation)](*args, **kwargs)
 
     inputs = graph.new_inputs(model)
@@ -51,20 +56,26 @@ def strip(model: keras.Model) -> keras.Model:
     return stripped
 
 
+def in_float(model: keras.Model) -> keras.Model:
+    """The model itself, or what a quantization-aware one is when nothing in it is rounded, batch norm folded."""
+    rounding = {layer.name for layer in model.layers if isinstance(layer, Scheduled)}
+    return strip(model, keep_float=rounding) if rounding else model
+
+
 def ranges(model: keras.Model) -> dict[str, tuple[float, float]]:
     """`(min, max)` of each rounded activation, by the name of the layer that rounds it."""
     found = {layer.name: layer.range() for layer in model.layers if isinstance(layer, FakeQuantize)}
     return {name: (float(low), float(high)) for name, (low, high) in found.items()}
 
 
-def _stripped(operation: Any) -> Any:
+def _stripped(operation: Any, is_float: bool) -> Any:
     if isinstance(operation, FakeQuantize):
         low, high = operation.range()
         return FakeQuantize(fixed=(float(low), float(high)), always=True, name=operation.name)
     if isinstance(operation, QuantizedLayer):
         has_norm = operation.batch_norm is not None
         layer = _in_float32(operation.layer, **({"use_bias": True} if has_norm else {}))
-        return QuantizedLayer(layer, operation.quantized, always=True, name=operation.name)
+        return layer if is_float else QuantizedLayer(layer, operation.quantized, always=True, name=operation.name)
     copy = _in_float32(operation)
     if type(operation) is keras.layers.LayerNormalization:
         return SummingLayerNormalization.from_config(copy.get_config())
@@ -93,11 +104,11 @@ class SummingLayerNormalization(keras.layers.LayerNormalization):
 def _copy_stripped_weights(layer: Any, stripped: Any) -> None:
     if isinstance(layer, FakeQuantize):
         return
+    target = stripped.layer if isinstance(stripped, QuantizedLayer) else stripped
     if isinstance(layer, QuantizedLayer) and layer.batch_norm is not None:
-        stripped.layer.set_weights([keras.ops.convert_to_numpy(value) for value in layer.folded()])
+        target.set_weights([keras.ops.convert_to_numpy(value) for value in layer.folded()])
         return
-    copied = layer.layer if isinstance(layer, QuantizedLayer) else layer
-    graph.copy_variables(copied, stripped.layer if isinstance(layer, QuantizedLayer) else stripped)
+    graph.copy_variables(layer.layer if isinstance(layer, QuantizedLayer) else layer, target)
 
 
 def _in_float32(operation: Any, **changes: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from components.config import (
     REFUSED_CALLBACKS,
     CallbackConfig,
+    OptimizeConfig,
     OptimizerConfig,
     Section,
     SplitConfig,
@@ -119,6 +120,16 @@ IMPOSSIBLE: list[tuple[type[Section], dict[str, Any], str]] = [
             "warmup_steps",
         )
         for optimizer in ({"schedule": "cosine"}, {"warmup_steps": 5})
+    ),
+    (
+        OptimizeConfig,
+        {"stages": [{"method": "quantize_aware"}, {"method": "prune"}]},
+        "quantize_aware has to be the last of the stages",
+    ),
+    (
+        OptimizeConfig,
+        {"stages": [{"method": "prune", "learning_rate_factor": 0.5, "optimizer": {"name": "sgd"}}]},
+        "nothing reads learning_rate_factor with an optimizer of its own",
     ),
 ]
 

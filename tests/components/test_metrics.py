@@ -23,6 +23,18 @@ def test_area_under_roc_of_one_class_is_not_defined() -> None:
     assert math.isnan(metrics.area_under_roc(np.ones(3, int), np.array([0.1, 0.2, 0.3])))
 
 
+def test_calibration_error_by_hand() -> None:
+    # Of 15 bins the tenth, (0.6, 0.667], holds 0.65 and 0.66 (one of two right), the fourteenth 0.9 (wrong), the last 0.95
+    # and 1 (both right).
+    positive = np.array([0.65, 0.34, 0.95, 0.0, 0.9])
+    probabilities = np.stack([1 - positive, positive], axis=1)
+    labels = np.array([1, 1, 1, 0, 0])
+    expected = (abs(1 - 0.65 - 0.66) + 0.9 + abs(2 - 0.95 - 1.0)) / 5
+    assert metrics.calibration_error(labels, probabilities) == pytest.approx(expected)
+    # In one bin alone: accuracy 3/5 beside the mean confidence.
+    assert metrics.calibration_error(labels, probabilities, num_bins=1) == pytest.approx(0.832 - 0.6)
+
+
 def test_binary_metrics_by_hand() -> None:
     labels = np.array([1, 1, 0, 0])
     positive = np.array([0.9, 0.4, 0.6, 0.2])

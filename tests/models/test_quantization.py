@@ -12,10 +12,10 @@ import onnx
 import onnxruntime
 import pytest
 import tensorflow as tf
-import tf2onnx
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from keras import layers, ops
 
+from components.formats import Network, convert_onnx
 from components.train.engine import Engine
 from models import resnet, transformer
 from models.layers import gelu_tanh
@@ -563,44 +563,20 @@ def test_own_transformer_multiplies_in_int8_and_normalizes_in_float(tmp_path):
 # ONNX
 
 
-def to_onnx(model, inputs):
-    signature = [tf.TensorSpec((None, *inputs.shape[1:]), inputs.dtype, name="inputs")]
-    core = tf.function(lambda inputs: model(inputs, training=False), input_signature=signature)
-    proto, _ = tf2onnx.convert.from_function(core, input_signature=signature, opset=17)
-    onnx.checker.check_model(proto, full_check=True)
-    return proto
-
-
-def weights_to_int8(proto):
-    """tf2onnx computes the rounded weights and stores them as floats; on their grid they are integers times a scale."""
-    floats = {tensor.name: tensor for tensor in proto.graph.initializer}
-    kernels = {node.input[1] for node in proto.graph.node if node.op_type == "Conv"} & set(floats)
-    for name in sorted(kernels):
-        values = onnx.numpy_helper.to_array(floats[name])
-        scales = np.abs(values).max((1, 2, 3)) / np.float32(127)
-        whole = values / scales[:, None, None, None]
-        np.testing.assert_allclose(whole, np.round(whole), atol=1e-3)
-        parts = {"int8": np.round(whole).astype(np.int8), "scale": scales, "zero": np.zeros(len(scales), np.int8)}
-        names = [f"{name}_{part}" for part in parts]
-        proto.graph.initializer.extend(map(onnx.numpy_helper.from_array, parts.values(), names))
-        proto.graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", names, [name], axis=0))
-        proto.graph.initializer.remove(floats[name])
-    return len(kernels)
-
-
 def test_onnx_has_pairs_that_onnxruntime_runs_in_int8(tmp_path):
     aware = observed(make_aware(settle(subclassed())), IMAGES)
-    proto = to_onnx(strip(aware), IMAGES)
-    kinds = [node.op_type for node in proto.graph.node]
-    assert kinds.count("QuantizeLinear") == kinds.count("DequantizeLinear") == len(ranges(aware))
-    assert weights_to_int8(proto) == sum(isinstance(layer, QuantizedLayer) for layer in aware.layers)
-    onnx.checker.check_model(proto, full_check=True)
+    convert_onnx(Network.of(strip(aware)), tmp_path / "model.onnx", form="static_int8", examples={"image": IMAGES})
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    kinds = [node.op_type for node in graph.node]
+    num_kernels = sum(isinstance(layer, QuantizedLayer) for layer in aware.layers)
+    assert kinds.count("QuantizeLinear") == len(ranges(aware))
+    assert kinds.count("DequantizeLinear") == len(ranges(aware)) + num_kernels
     expected = aware(IMAGES, training=False).numpy()
     low, high = list(ranges(aware).values())[-1]
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 3
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    check_alike(session.run(None, {"inputs": IMAGES})[0], expected, (high - low) / 255)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
+    check_alike(session.run(None, {"image": IMAGES})[0], expected, (high - low) / 255)
     run = [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
     assert run.count("QLinearConv") == 6 and "Conv" not in run
 

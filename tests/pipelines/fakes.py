@@ -117,11 +117,12 @@ def real_table(*, blessed: bool = True) -> tuple[FakeStep, ...]:
         (version / "saved_model.pb").write_text("graph")
         digest = artifacts.read_manifest(inputs["model"]).digest
         (version / PUSH_RECORD).write_text(json.dumps({"model_digest": digest}))
-        pushed = {"version_path": str(version.absolute()), "version": 1, "model_name": config.name}
+        pushed = {"version_path": str(version.absolute()), "version": 1, "model_name": config.name, "formats": ["x"]}
         return write_words(output, inputs, config) | pushed
 
     def verify(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
-        return write_words(output, inputs, config) | {"formats": [], "server": {}}
+        keras = {"num_examples": 64, "value": 0.94, "calibration_error": 0.02}
+        return write_words(output, inputs, config) | {"metric": "auc", "keras": keras, "formats": [], "server": {}}
 
     def monitor(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
         return write_words(output, inputs, config) | {"status": "ok", "num_examples": 64, "skewed": []}
@@ -129,7 +130,11 @@ def real_table(*, blessed: bool = True) -> tuple[FakeStep, ...]:
     def compress(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
         return write_words(output, inputs, config) | {"formats": []}
 
-    works = {"evaluate": evaluate, "push": push, "verify": verify, "monitor": monitor, "compress": compress}
+    def optimize(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
+        return write_words(output, inputs, config) | {"stages": []}
+
+    works = {"evaluate": evaluate, "optimize": optimize, "compress": compress, "verify": verify}
+    works |= {"push": push, "monitor": monitor}
     return tuple(FakeStep(**dataclasses.asdict(step), work=works.get(step.name, write_words)) for step in STEPS)
 
 

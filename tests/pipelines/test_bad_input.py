@@ -36,7 +36,7 @@ SMALL = (
     "evaluate.thresholds=[{metric: auc, min: 0.2}]",
     "compress.formats=[]",
     "export.formats=[]",
-    "verify.num_examples=50",
+    "verify.latency_rounds=5",
     "verify.num_server_examples=16",
 )
 Rows = list[list[str]]
@@ -240,7 +240,7 @@ def test_settings_that_do_not_fit_the_data(place: Place, overrides: list[str], c
         ("evaluate.thresholds.0.metric=acc", "evaluate.thresholds.0.metric: a binary task has no metric 'acc'."),
         ("evaluate.champion.metric=rmse", "evaluate.champion.metric: a binary task has no metric 'rmse'. Known: acc"),
         ("train.early_stopping.metric=aucc", "a binary task has no metric 'aucc'. Did you mean 'auc'?"),
-        ("compress={formats: [int8], metric: rmse}", "compress.metric: a binary task has no metric 'rmse'"),
+        ("verify={metric: rmse}", "verify.metric: a binary task has no metric 'rmse'"),
     ],
 )
 def test_what_the_config_alone_shows_to_be_wrong_starts_nothing(place: Place, override: str, message: str) -> None:

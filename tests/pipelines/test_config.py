@@ -112,6 +112,20 @@ WRONG = [
         "train: {zzz: 1}\n",
         "c.yaml:6: train.zzz: there is no such key. Known: callbacks, checkpoint_steps, class_weights, ",
     ),
+    ("compress: {metric: auc}\n", "c.yaml:6: compress.metric: this is now 'verify.metric'"),
+    ("compress: {max_drop: 0.1}\n", "c.yaml:6: compress.max_drop: this is now 'verify.inexact.max_drop'"),
+    (
+        "verify: {max_abs_difference: 0.1}\n",
+        "c.yaml:6: verify.max_abs_difference: this is now 'verify.exact.max_abs_difference'",
+    ),
+    (
+        "verify:\n  limits:\n    onnx: {max_dropp: 0.1}\n",
+        "c.yaml:8: verify.limits.onnx.max_dropp: there is no such key. Did you mean 'max_drop'?",
+    ),
+    (
+        "verify: {limits: {saved_model: {on_failure: omit}}}\n",
+        "c.yaml:6: verify: the SavedModel cannot be left out: leave out limits.saved_model.on_failure",
+    ),
     ("train: {epochs: 0}\n", "c.yaml:6: train.epochs: expected greater than or equal to 1; received 0"),
     ("train: {epochs: many}\n", "c.yaml:6: train.epochs: expected a valid integer, "),
     (
@@ -145,7 +159,10 @@ WRONG = [
         "transform:\n  features:\n    1: {op: text}\n",
         "c.yaml:8: transform.features.1: expected a valid string; received 1",
     ),
-    ("export: {formats: [onnx, tflit]}\n", "c.yaml:6: export.formats.1: 'tflit' is none of: tflite, onnx."),
+    (
+        "export: {formats: [onnx, tflit]}\n",
+        "c.yaml:6: export.formats.1: 'tflit' is none of: tflite, onnx, openvino, coreml.",
+    ),
     ("push: 3\n", "c.yaml:6: push: expected a section with keys from: destination, keep_versions; received 3"),
     ("train: {seed: 3}\n", "c.yaml:6: train.seed: this is set at the top of the file: write 'seed:' there"),
     (
@@ -234,13 +251,13 @@ def test_a_missing_section_is_required(tmp_path: Path) -> None:
 
 def test_every_problem_is_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
     texts = [text for text, _ in WRONG if text in ("push: 3\n", "trian: {}\n", "export: {formats: [onnx, tflit]}\n")]
-    lines = problems(tmp_path, HEAD + "".join(texts), "x", "verify.num_examples=0")
+    lines = problems(tmp_path, HEAD + "".join(texts), "x", "verify.num_server_examples=0")
     assert [line.split(": ")[0] for line in lines] == [
         "c.yaml:6",
         "c.yaml:7",
         "c.yaml:8",
         "override 'x'",
-        "override 'verify.num_examples=0'",
+        "override 'verify.num_server_examples=0'",
     ]
 
 

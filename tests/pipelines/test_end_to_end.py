@@ -36,7 +36,7 @@ SMALL_TAXI = [
     "evaluate.thresholds.0.above_baseline=0.3",
     "evaluate.thresholds.1.above_baseline=0.02",
     "compress.formats=[int8]",
-    "compress.num_calibration_examples=50",
+    "compress.calibration.num_examples=50",
 ]
 
 
@@ -83,7 +83,7 @@ def test_a_second_run_reuses_every_step(taxi_run: local.RunResult, taxi_folder: 
 
 
 def test_a_change_reruns_what_follows_from_it_and_no_more(taxi_run: local.RunResult, taxi_folder: Path) -> None:
-    config = load("chicago_taxi", taxi_folder, *SMALL_TAXI, "verify.num_examples=100")
+    config = load("chicago_taxi", taxi_folder, *SMALL_TAXI, "verify.num_server_examples=100")
     states = {step.name: step.state for step in run(config, taxi_folder).steps}
     assert [name for name, state in states.items() if state == "done"] == ["verify", "push", "monitor"]
     assert [path.name for path in (taxi_folder / "served/chicago_taxi").iterdir()] == ["1"]
@@ -209,7 +209,7 @@ def test_a_model_of_ones_own_and_data_of_ones_own(tmp_path: Path, monkeypatch: p
         "model: {name: 'mine:build', args: {width: 16}}\n"
         "train: {epochs: 30, global_batch_size: 32, optimizer: {learning_rate: 0.02}}\n"
         "evaluate: {thresholds: [{metric: r2, min: 0.95}]}\n"
-        "compress: {metric: r2, formats: [float16]}\n"
+        "compress: {formats: [float16]}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])

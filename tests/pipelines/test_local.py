@@ -358,7 +358,7 @@ def test_command_on_an_unchanged_run_is_quick_and_loads_no_tensorflow(workplace:
     run(fakes.config_of(), runs_dir=Path("runs"), steps=fakes.real_table(), console=fakes.quiet())
     code, output = run_command("tiny.yaml", "--explain")
     assert code == 0, output
-    assert output.count("reused") == 10
+    assert output.count("reused") == 11
     assert "HEAVY []" in output
     assert float(output.rpartition("CPU ")[2].split()[0]) < 3
     assert "Gate: blessed" in output
@@ -372,14 +372,14 @@ def test_a_pushed_model_that_was_deleted_is_pushed_again(workplace: Path) -> Non
     result = run(fakes.config_of(), runs_dir=Path("runs"), steps=fakes.real_table(), console=fakes.quiet())
     assert states(result)["verify"] == "reused"
     assert states(result)["push"] == "done"
-    assert "is gone" in result.steps[8].reasons[0]
+    assert "is gone" in result.steps[9].reasons[0]
 
 
 def test_command_on_a_model_that_was_not_blessed_ends_with_3(workplace: Path) -> None:
     run(fakes.config_of(), runs_dir=Path("runs"), steps=fakes.real_table(blessed=False), console=fakes.quiet())
     code, output = run_command("tiny.yaml")
     assert code == 3, output
-    assert output.count("skipped") == 5
+    assert output.count("skipped") == 6
     assert "not blessed: nothing was pushed" in output
     assert "python -m serving" not in output
     assert not (workplace / "serving_models").exists()

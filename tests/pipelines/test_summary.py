@@ -12,41 +12,59 @@ from pipelines.local import RunResult, StepRun
 from pipelines.summary import curl_command, print_summary, worst_slices
 from tests.pipelines import fakes
 
+
+def form_row(name: str, latency_ms: float, **changed: Any) -> dict[str, Any]:
+    """What `verify` measures of a form."""
+    times = {
+        f"latency_ms_p{percentile}_batch_{size}": latency_ms * (1 if percentile == 50 else 2) * (1 if size == 1 else 4)
+        for percentile in (50, 99)
+        for size in (1, 32)
+    }
+    accuracy = {"value": 0.94, "drop": 0.001, "max_abs_difference": 2e-7, "top1_agreement": 1.0}
+    measured = {"size_bytes": 2_500_000, "zipped_bytes": 300_000, "load_ms": 12.5, "calibration_error": 0.0213}
+    verdict = {"passed": True, "reason": "", "pareto_front": []}
+    return {"format": name, **measured, **times, **accuracy, **verdict, **changed}
+
+
 VERDICT = fakes.EVALUATION | {"blessed": True, "reasons": ["auc 0.94 is at least 0.5 [test]"]}
 RESULTS: dict[str, dict[str, Any]] = {
     "evaluate": VERDICT,
-    "compress": {
-        "formats": [
+    "optimize": {
+        "stages": [
             {
-                "format": "int8",
-                "size_bytes": 12_345,
-                "metric": "accuracy",
-                "value": 0.71,
-                "baseline_value": 0.9,
-                "drop": 0.19,
-                "passed": False,
-                "reason": "drop 0.19 is above 0.01",
+                "method": "prune",
+                "validation": {"auc": 0.93, "loss": None},
+                "num_parameters": 12_345,
+                "zero_share": 0.75,
+                "distinct_values": 999,
+                "size_bytes": 60_000,
+                "zipped_bytes": 20_000,
             }
         ]
     },
-    "verify": {
+    "compress": {
         "formats": [
-            {
-                "format": "saved_model",
-                "size_bytes": 2_500_000,
-                "latency_ms_batch_1": 0.41,
-                "latency_ms_batch_32": 1.2,
-                "max_abs_difference": 2e-7,
-                "top1_agreement": 1.0,
-                "num_examples": 1000,
-                "passed": True,
-            },
-            {"format": "onnx", "size_bytes": 900, "num_examples": 1000, "passed": False},
-            {"format": "tf.Example", "num_examples": 1000, "passed": True},
+            {"format": "tflite_float16", "ranges": None, "notes": []},
+            {"format": "tflite_int8", "ranges": "ptq", "notes": ["a fixed batch"]},
+        ]
+    },
+    "verify": {
+        "metric": "auc",
+        "keras": {"num_examples": 1000, "value": 0.94, "calibration_error": 0.0213},
+        "formats": [
+            form_row("saved_model", 0.41, pareto_front=["size"]),
+            form_row("onnx", 0.01, passed=False, reason="auc drop is 0.03, at most 0.01 allowed"),
+            form_row("tflite_float32", 0.2),
+            {"format": "tf.Example", "value": 0.94, "passed": True, "reason": "", "pareto_front": []},
         ],
         "server": {"grpc": {"num_examples": 64, "max_abs_difference": 0.0, "passed": True}},
     },
-    "push": {"version_path": "serving_models/tiny/12", "version": 12, "model_name": "tiny"},
+    "push": {
+        "version_path": "serving_models/tiny/12",
+        "version": 12,
+        "model_name": "tiny",
+        "formats": ["saved_model", "onnx"],
+    },
     "monitor": {"status": "skewed", "num_examples": 64, "skewed": [{"feature": "fare"}]},
 }
 
@@ -68,12 +86,22 @@ def test_whole_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(60 examples)" in text
     assert "payment_type=Card" not in text
     assert "Gate: blessed\n  auc 0.94 is at least 0.5 [test]\n" in text
-    assert "12.3 kB" in text
-    assert "left out: drop 0.19 is above 0.01" in text
-    expected = ["saved_model", "2.50", "MB", "0.410", "1.200", "2.0e-07", "100.00%", "1000", "passed"]
-    assert rows["saved_model"] == expected
-    assert rows["tf.Example"] == ["tf.Example", "1000", "passed"]
-    assert rows["onnx"] == ["onnx", "0.9", "kB", "1000", "FAILED"]
+    assert rows["tflite_int8"] == ["tflite_int8", "ptq", "a", "fixed", "batch"]
+    assert "tflite_float16" not in rows
+    sizes, accuracy = ["2.50", "MB", "300.0", "kB", "12.5"], ["0.9400", "0.0010", "2.0e-07", "100.00%", "0.0213"]
+    times = ["0.410", "/", "0.820", "1.64", "/", "3.28"]
+    assert rows["saved_model"] == ["saved_model", "*", *sizes, *times, *accuracy]
+    assert rows["tf.Example"] == ["tf.Example", "0.9400"]
+    assert [name for name in rows if name in ("saved_model", "onnx", "tflite_float32", "tf.Example")] == [
+        "tflite_float32",
+        "saved_model",
+        "tf.Example",
+        "onnx",
+    ]
+    assert "The Keras model on 1000 test examples: auc 0.9400, expected calibration error (ECE) 0.0213" in text
+    assert "Left out: onnx: auc drop is 0.03, at most 0.01 allowed\n" in text
+    assert "Left out: saved" not in text
+    assert "Forms: saved_model, onnx\n" in text
     assert "Server over gRPC: passed, 64 examples, largest difference 0.0e+00" in text
     assert "Monitoring: skewed, 64 requested examples, skewed: fare" in text
     assert f"summary.json: {tmp_path}/runs/tiny" in text
@@ -88,8 +116,9 @@ def test_a_part_without_a_result_is_left_out(tmp_path: Path, missing: str) -> No
     text = printed(tmp_path, {name: result for name, result in RESULTS.items() if name != missing})
     headings = {
         "evaluate": "Gate",
+        "optimize": "Optimized model",
         "compress": "Compressed forms",
-        "verify": "Exports",
+        "verify": "Forms  ",
         "push": "Serve it",
         "monitor": "Monitoring",
     }
@@ -102,8 +131,16 @@ def test_a_refused_model_says_why(tmp_path: Path) -> None:
     assert "Serve it" not in text
 
 
-def test_no_compressed_forms_no_table(tmp_path: Path) -> None:
-    assert "Compressed forms" not in printed(tmp_path, {"compress": {"formats": []}})
+def test_stages_are_told_with_their_sizes(tmp_path: Path) -> None:
+    text = printed(tmp_path, {"optimize": RESULTS["optimize"]})
+    (line,) = [line for line in text.splitlines() if line.startswith("prune")]
+    assert line.split() == ["prune", "12,345", "75.0%", "999", "60.0", "kB", "20.0", "kB", "auc", "0.9300,", "loss"]
+    assert "Optimized model" not in printed(tmp_path, {"optimize": {"stages": []}})
+
+
+def test_nothing_to_tell_of_compressed_forms_no_table(tmp_path: Path) -> None:
+    forms = RESULTS["compress"]["formats"][:1]
+    assert "Compressed forms" not in printed(tmp_path, {"compress": {"formats": forms}})
 
 
 def test_slices_without_the_metric_are_not_shown() -> None:

@@ -11,7 +11,7 @@ import argparse
 import functools
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +21,16 @@ from components.formats import (
     Conversion,
     ConversionError,
     Network,
+    convert_coreml,
     convert_onnx,
+    convert_openvino,
+    convert_saved_model,
+    convert_tensorrt,
     convert_tflite,
     load_runner,
     split_lookups,
 )
+from components.formats.coreml import NOT_RUN
 from tests.components.formats.models import CASES, Arrays
 
 START, END = "<!-- matrix -->", "<!-- /matrix -->"
@@ -40,11 +45,15 @@ class Column:
         name: As `Conversion.format` has it.
         bound: Largest difference from Keras that still works, as a share of the spread of the output.
         convert: Writes the network into a file or folder beside the path given; the examples serve to calibrate with, too.
+        packages: Optional ones that it needs.
+        success: What a cell is called that does all that can be done here.
     """
 
     name: str
     bound: float
     convert: Callable[[Network, Path, Arrays], Conversion]
+    packages: tuple[str, ...] = ()
+    success: str = "works"
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Expected:
     """A cell that is otherwise than the rest of its column.
 
     Attributes:
-        status: `works`, `split` or `cannot`.
+        status: `works`, `converts`, `prepared`, `split` or `cannot`.
         reason: Part of the reason that is given, or of the note of one that works.
         bound: In place of the column's; then `reason` says why it needs one.
     """
@@ -67,9 +76,9 @@ class Outcome:
     """What became of a cell.
 
     Attributes:
-        status: `works`, `split` or `cannot`.
+        status: As `Expected` has it.
         note: The reason, or what is otherwise than in the Keras model.
-        difference: Largest difference from Keras as a share of the spread of the output; NaN where it cannot.
+        difference: Largest difference from Keras as a share of the spread of the output; NaN where it was not run.
         size_bytes: Of the file; 0 where there is none.
     """
 
@@ -96,7 +105,27 @@ def _onnx(network: Network, path: Path, examples: Arrays, *, form: str) -> Conve
     return convert_onnx(network, path.with_suffix(".onnx"), form=form, calibration=calibration, examples=examples)
 
 
+def _saved_model(network: Network, path: Path, examples: Arrays) -> Conversion:
+    return convert_saved_model(network, path, examples=examples)
+
+
+def _openvino(network: Network, path: Path, examples: Arrays, *, form: str) -> Conversion:
+    calibration = examples if form == "int8" else None
+    return convert_openvino(network, path.with_suffix(".xml"), form=form, calibration=calibration, examples=examples)
+
+
+def _coreml(network: Network, path: Path, examples: Arrays) -> Conversion:
+    done = convert_coreml(network, path.with_suffix(".mlpackage"), examples=examples)
+    return replace(done, notes=tuple(note for note in done.notes if note != NOT_RUN))
+
+
+def _tensorrt(network: Network, path: Path, examples: Arrays) -> Conversion:
+    """Without what is missing here: the table is to be the same everywhere."""
+    return replace(convert_tensorrt(network, path, examples=examples), notes=())
+
+
 COLUMNS = [
+    Column("saved_model", 1e-5, _saved_model),
     Column("tflite_float32", 1e-5, partial(_tflite, form="float32")),
     Column("tflite_float16", 2e-3, partial(_tflite, form="float16")),
     Column("tflite_dynamic_range", 0.04, partial(_tflite, form="dynamic_range")),
@@ -105,6 +134,11 @@ COLUMNS = [
     Column("onnx", 1e-5, partial(_onnx, form="float32")),
     Column("onnx_dynamic_int8", 0.05, partial(_onnx, form="dynamic_int8")),
     Column("onnx_static_int8", 0.06, partial(_onnx, form="static_int8")),
+    Column("openvino", 1e-5, partial(_openvino, form="float32"), ("openvino",)),
+    Column("openvino_float16", 2e-3, partial(_openvino, form="float16"), ("openvino",)),
+    Column("openvino_int8", 0.06, partial(_openvino, form="int8"), ("openvino", "nncf")),
+    Column("coreml", 1e-3, _coreml, ("coremltools",), success="converts"),
+    Column("tensorrt", 1e-5, _tensorrt, success="prepared"),
 ]
 MODELS = CASES
 
@@ -112,7 +146,8 @@ _IDS = "int16x8 has no form of integers that are not quantized floats"
 _STRIDED = "operation StridedSlice of layer 'block1_attention'"
 _HASHING = "operation StringToHashBucketFast of layer 'hashing'"
 _MASK = "the -1e9 of masked scores takes up the range that int8 has for all scores"
-_UNROLLED = "recurrent layers are unrolled; computed in float: SELECT_V2, ZEROS_LIKE"
+_UNROLLED = "recurrent layers are unrolled"
+_UNROLLED_FLOAT = f"{_UNROLLED}; computed in float: SELECT_V2, ZEROS_LIKE"
 _ONE = "the batch is fixed to 1"
 EXPECTED: dict[tuple[str, str], Expected] = {
     ("Transformer, fixed length", "tflite_int8"): Expected("works", _MASK, bound=0.3),
@@ -127,12 +162,14 @@ EXPECTED: dict[tuple[str, str], Expected] = {
     **{
         (row, f"tflite_{form}"): Expected("works", note)
         for row in ("LSTM, masked", "GRU, masked")
-        for form, note in (("float32", _ONE), ("float16", _ONE), ("dynamic_range", _ONE), ("int8", _UNROLLED))
+        for form, note in (("float32", _ONE), ("float16", _ONE), ("dynamic_range", _ONE), ("int8", _UNROLLED_FLOAT))
     },
     ("LSTM, masked", "tflite_int16x8"): Expected("cannot", _IDS),
     ("GRU, masked", "tflite_int16x8"): Expected("cannot", _IDS),
+    ("LSTM, masked", "coreml"): Expected("converts", _UNROLLED),
+    ("GRU, masked", "coreml"): Expected("converts", _UNROLLED),
     ("tabular", "tflite_int16x8"): Expected("cannot", _IDS),
-    **{("tabular with strings", column.name): Expected("split", _HASHING) for column in COLUMNS},
+    **{("tabular with strings", column.name): Expected("split", _HASHING) for column in COLUMNS[1:]},
     ("tabular with strings", "tflite_int16x8"): Expected("cannot", _IDS),
 }
 
@@ -147,7 +184,7 @@ def _outcome(row: str, column_name: str) -> Outcome:
     column = next(each for each in COLUMNS if each.name == column_name)
     network, features = _prepared(row)
     try:
-        return _works("works", column, network, features)
+        return _works(column.success, column, network, features)
     except ConversionError as error:
         note = f"{error.where}: {error.why}. {error.way_round}."
         if "split_lookups" not in error.way_round:
@@ -157,7 +194,7 @@ def _outcome(row: str, column_name: str) -> Outcome:
         done = _works("split", column, split.core, split.feed(features))
     except ConversionError as error:
         return Outcome("cannot", f"{error.where}: {error.why}. {error.way_round}.")
-    return Outcome("split", note, done.difference, done.size_bytes)
+    return Outcome("split", "; ".join(filter(None, (note, done.note))), done.difference, done.size_bytes)
 
 
 @functools.cache
@@ -170,11 +207,14 @@ def _prepared(row: str) -> tuple[Network, Arrays]:
 def _works(status: str, column: Column, network: Network, features: Arrays) -> Outcome:
     with tempfile.TemporaryDirectory() as directory:
         conversion = column.convert(network, Path(directory) / "model", features)
+        notes = "; ".join(conversion.notes)
+        if np.isnan(conversion.max_abs_difference):
+            return Outcome(status, notes, size_bytes=conversion.size_bytes)
         answers = load_runner(conversion.path)(features)
     expected = network.expected(features)
     assert answers.keys() == expected.keys()
     differences = [np.abs(answers[name] - wanted).max() / np.ptp(wanted) for name, wanted in expected.items()]
-    return Outcome(status, "; ".join(conversion.notes), float(max(differences)), conversion.size_bytes)
+    return Outcome(status, notes, float(max(differences)), conversion.size_bytes)
 
 
 def bound(row: str, column: Column) -> float:
