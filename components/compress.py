@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def compress(
             what helps.
         transform: Artifact of `transform`.
         optimized: Artifact of `optimize`. The int8 forms of a quantization-aware model have the ranges of its training.
-        compressed: Where the artifact is written: `tflite/`, `onnx/`, `formats.json`, and `compression.json` with the
+        compressed: Where the artifact is written: a folder a kind, `formats.json`, and `compression.json` with the
             ranges, what was tried, and what each layer costs.
         config: The forms and how they are made.
 
@@ -74,27 +74,49 @@ def compress(
 
 @dataclass(frozen=True)
 class _Form:
-    """A value of `compress.formats`: its name among the formats, its file, and what its converter calls it."""
+    """A value of `compress.formats`.
+
+    Attributes:
+        name: Among all formats.
+        path: Its file or folder in the artifact.
+        form: What its converter calls it.
+        convert: The converter.
+    """
 
     name: str
     path: str
     form: str
+    convert: Callable[..., formats.Conversion]
 
     @property
-    def needs_ranges(self) -> bool:
-        """Whether activations have ranges of 8 bits."""
-        return self.form in ("int8", "static_int8")
+    def takes_ranges(self) -> bool:
+        """Whether the ranges of its activations may come with the network."""
+        return self.name in ("tflite_int8", "onnx_static_int8")
+
+    @property
+    def takes_examples(self) -> bool:
+        """Whether its converter sets the ranges of a network that has none by examples."""
+        return self.form in ("int8", "int16x8", "static_int8")
+
+
+def _forms(kind: str, path: str, forms: tuple[str, ...], convert: Callable[..., formats.Conversion]) -> list[_Form]:
+    return [_Form(f"{kind}_{form}", f"{kind}/{path.format(form)}", form, convert) for form in forms]
 
 
 _FORMS = {
-    **{
-        form: _Form(f"tflite_{form}", f"tflite/model_{form}.tflite", form)
-        for form in ("float16", "dynamic_range", "int8", "int16x8")
-    },
-    **{
-        f"onnx_{form}": _Form(f"onnx_{form}", f"onnx/model_{form}.onnx", form)
-        for form in ("dynamic_int8", "static_int8")
-    },
+    form.name.removeprefix("tflite_"): form
+    for form in (
+        *_forms(
+            "tflite",
+            "model_{}.tflite",
+            ("float16", "dynamic_range", "int8", "int16x8"),
+            formats.convert_tflite,
+        ),
+        *_forms("onnx", "model_{}.onnx", ("dynamic_int8", "static_int8"), formats.convert_onnx),
+        *_forms("openvino", "model_{}.xml", ("float16", "int8"), formats.convert_openvino),
+        *_forms("coreml", "model_{}.mlpackage", ("float16",), formats.convert_coreml),
+        *_forms("tensorrt", "{}", ("float16", "int8"), formats.convert_tensorrt),
+    )
 }
 
 
@@ -119,7 +141,7 @@ class _Converter:
         form = _FORMS[name]
         file = directory / form.path
         file.parent.mkdir(exist_ok=True)
-        core, ranges, notes = self._ranged if form.needs_ranges else (self.core, None, [])
+        core, ranges, notes = self._ranged if form.takes_ranges else (self.core, None, [])
         try:
             done = self._written(core, form, file)
         except formats.ConversionError as error:
@@ -136,20 +158,17 @@ class _Converter:
         return formats.Format(form.name, form.path, self.core.inputs, exact=False), row
 
     def _written(self, core: formats.Core, form: _Form, file: Path) -> formats.Conversion:
-        needs_examples = form.form == "int16x8" or (form.needs_ranges and not core.has_ranges)
-        calibration = self._feed(self._calibration) if needs_examples else None
         compared = self._feed({name: values[:_NUM_COMPARED] for name, values in self._validation.items()})
-        if form.name.startswith("onnx"):
-            return formats.convert_onnx(core, file, form=form.form, calibration=calibration, examples=compared)
-        return formats.convert_tflite(
-            core,
-            file,
-            form=form.form,
-            calibration=calibration,
-            examples=compared,
-            io_dtype=self.config.io_dtype if form.form == "int8" else "float32",
-            float_fallback=form.form in ("int8", "int16x8"),
-        )
+        options: dict[str, Any] = {"form": form.form, "examples": compared}
+        if form.takes_examples and not (form.takes_ranges and core.has_ranges):
+            options["calibration"] = self._feed(self._calibration)
+        if form.convert is not formats.convert_tflite:
+            options["metadata"] = {"labels": self.preprocessing.classes}
+        elif form.takes_examples:
+            options["float_fallback"] = True
+            if form.form == "int8":
+                options["io_dtype"] = self.config.io_dtype
+        return form.convert(core, file, **options)
 
     @functools.cached_property
     def _ranged(self) -> tuple[formats.Core, str | None, list[str]]:

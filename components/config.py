@@ -502,6 +502,9 @@ class QuantizeAwareStage(_Stage):
 
     method: Literal["quantize_aware"]
     ranges: Literal["moving_average", "learned"] = "moving_average"
+    start_after: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Share of the steps that observe ranges and round nothing yet."
+    )
     freeze_after: Fraction = Field(0.7, description="Share of the steps after which ranges and batch norm are frozen.")
     skip: list[Pattern] = Field([], description="Names or paths of layers that stay float.")
 
@@ -555,11 +558,27 @@ class MixedConfig(Section):
         return self
 
 
+CompressedForm = Literal[
+    "float16",
+    "dynamic_range",
+    "int8",
+    "int16x8",
+    "onnx_dynamic_int8",
+    "onnx_static_int8",
+    "openvino_float16",
+    "openvino_int8",
+    "coreml_float16",
+    "tensorrt_float16",
+    "tensorrt_int8",
+]
+
+
 class CompressConfig(Section):
     """Smaller forms of the optimized model (step `compress`); `verify` judges them."""
 
-    formats: list[Literal["float16", "dynamic_range", "int8", "int16x8", "onnx_dynamic_int8", "onnx_static_int8"]] = (
-        Field(["float16", "dynamic_range", "int8"], description="TFLite, and ONNX where the name says so.")
+    formats: list[CompressedForm] = Field(
+        ["float16", "dynamic_range", "int8"],
+        description="TFLite, or what the name says. openvino and coreml need headrace[openvino] and headrace[coreml].",
     )
     io_dtype: Literal["float32", "int8", "uint8"] = Field(
         "float32", description="int8: what float inputs and outputs of the TFLite file become."
@@ -583,10 +602,10 @@ class ExportConfig(Section):
     model: Literal["trained", "optimized"] = Field(
         "trained", description="optimized: that of `optimize`, in float, an inexact form for verify."
     )
-    formats: list[Literal["tflite", "onnx", "openvino", "coreml"]] = Field(
+    formats: list[Literal["tflite", "onnx", "openvino", "coreml", "tensorrt"]] = Field(
         ["tflite", "onnx"],
-        description="openvino and coreml need headrace[openvino] and headrace[coreml]; what cannot be run, as coreml "
-        "without macOS, verify leaves out.",
+        description="openvino and coreml need headrace[openvino] and headrace[coreml]. What cannot be run here, such as "
+        "coreml without macOS or tensorrt without a GPU, verify leaves out.",
     )
     onnx_opset: Annotated[int, Field(ge=13, le=18)] = Field(17, description="tf2onnx 1.17 refuses 19 and above.")
     features: list[Pattern] = Field(

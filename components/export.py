@@ -57,7 +57,8 @@ def export(
         model: Artifact of `train`.
         optimized: Artifact of `optimize`; with `model: optimized` it is what all but the compressed forms are made of.
         compressed: Artifact of `compress`, whose forms are taken along.
-        exported: Where the artifact is written: `saved_model/`, `tflite/`, `onnx/`, `formats.json`.
+        exported: Where the artifact is written: `saved_model/`, a folder for each other kind, a picture of
+            the ONNX graph, `formats.json`.
         config: The forms.
 
     Raises:
@@ -164,6 +165,7 @@ _FORMS: dict[str, tuple[str, str, Callable[..., formats.Conversion]]] = {
     "onnx": ("onnx", "onnx/model.onnx", formats.convert_onnx),
     "openvino": ("openvino", "openvino/model.xml", formats.convert_openvino),
     "coreml": ("coreml", "coreml/model.mlpackage", formats.convert_coreml),
+    "tensorrt": ("tensorrt", "tensorrt/float32", formats.convert_tensorrt),
 }
 
 
@@ -179,7 +181,12 @@ def _convert(
         options: dict[str, Any] = {"opset": config.onnx_opset} if kind == "onnx" else {}
         if kind != "tflite":
             options["metadata"] = {"labels": preprocessing.classes}
-        convert(core, directory / path, examples=examples, **options)
+        done = convert(core, directory / path, examples=examples, **options)
+        for note in done.notes:
+            progress.report(f"{name}: {note}")
+        if kind == "onnx":
+            (directory / "pictures").mkdir()
+            formats.draw_onnx(directory / path, directory / "pictures/onnx.svg")
         yield formats.Format(name, path, core.inputs, exact=config.model == "trained")
 
 

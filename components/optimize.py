@@ -153,7 +153,10 @@ def _make_stage(stage: Stage, model: keras.Model, num_steps: int, preprocessing:
     return optimization.quantize(
         model,
         QuantizationConfig(
-            ranges=stage.ranges, freeze_step=max(1, round(stage.freeze_after * num_steps)), skip=tuple(stage.skip)
+            ranges=stage.ranges,
+            start_step=round(stage.start_after * num_steps),
+            freeze_step=max(1, round(stage.freeze_after * num_steps)),
+            skip=tuple(stage.skip),
         ),
     )
 

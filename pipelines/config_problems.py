@@ -17,8 +17,11 @@ from components.config import REFUSED_CALLBACKS, TASK_METRICS, inherited_fields
 from components.errors import ConfigError, did_you_mean
 
 _NAMED = (("data", "source", plugins.SOURCES), ("model", "name", plugins.MODELS))
+# Of an operation of `transform`, of a stage of `optimize`.
+_TAGS = ("op", "method")
 # Keys of earlier versions.
 _MOVED = {
+    "compress.num_calibration_examples": "compress.calibration.num_examples",
     "compress.metric": "verify.metric",
     "compress.on_failure": "verify.on_failure",
     "compress.max_drop": "verify.inexact.max_drop",
@@ -248,12 +251,16 @@ def _bare(annotation: Any) -> Any:
 
 
 def _tagged(annotation: Any) -> dict[Any, type[BaseModel]]:
-    """Tag -> class of a union that its `op` tells apart; empty for other types."""
+    """Tag -> class of a union that a field of `_TAGS` tells apart; empty for other types."""
     bare = _bare(annotation)
     if get_origin(bare) not in (Union, types.UnionType):
         return {}
-    classes = [each for each in get_args(bare) if _is_section(each) and "op" in each.model_fields]
-    return {get_args(each.model_fields["op"].annotation)[0]: each for each in classes}
+    return {
+        get_args(each.model_fields[tag].annotation)[0]: each
+        for each in get_args(bare)
+        for tag in _TAGS
+        if _is_section(each) and tag in each.model_fields
+    }
 
 
 def _is_section(annotation: Any) -> bool:

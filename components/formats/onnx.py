@@ -132,7 +132,7 @@ def to_onnx_model(network: Network, opset: int = DEFAULT_OPSET, form: str = "onn
             way_round="Give the outputs other names: Network.of(model, outputs=[...])",
         )
     inputs, outputs = _tensor_names(concrete)
-    with _quiet():
+    with quiet():
         model, _ = tf2onnx.convert.from_graph_def(
             graph,
             name="network",
@@ -159,7 +159,7 @@ def _frozen(network: Network) -> Any:
     from tf2onnx import tf_loader
 
     concrete = network.traced(None, False)
-    with _quiet(), tf.device("/cpu:0"):
+    with quiet(), tf.device("/cpu:0"):
         return tf_loader.from_function(concrete, *_tensor_names(concrete))
 
 
@@ -246,7 +246,7 @@ def _quantized(network: Network, model: Any, form: str, calibration: Arrays) -> 
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    with tempfile.TemporaryDirectory() as directory, _quiet():
+    with tempfile.TemporaryDirectory() as directory, quiet():
         source, plain, target = (Path(directory) / f"{name}.onnx" for name in ("source", "plain", "int8"))
         onnx.save(model, source)
         try:
@@ -258,7 +258,7 @@ def _quantized(network: Network, model: Any, form: str, calibration: Arrays) -> 
                 quantization.quantize_static(
                     plain,
                     target,
-                    _Reader(network, calibration),
+                    CalibrationReader(network, calibration),
                     per_channel=True,
                     activation_type=quantization.QuantType.QInt8,
                     weight_type=quantization.QuantType.QInt8,
@@ -309,7 +309,7 @@ def _weights_to_int8(graph: Any) -> None:
         graph.initializer.remove(floats[name])
 
 
-class _Reader:
+class CalibrationReader:
     """Calibration examples, as onnxruntime asks for them."""
 
     def __init__(self, network: Network, calibration: Arrays) -> None:
@@ -328,7 +328,7 @@ class _Reader:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The libraries log refusals, which are raised here, and advice that is followed."""
     loggers = [logging.getLogger(name) for name in ("tf2onnx", "tensorflow", "")]
     levels = [logger.level for logger in loggers]

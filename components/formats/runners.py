@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from components.formats.network import SIGNATURE, Arrays
 from components.formats.results import Quantization, TensorInfo
 
 OPENVINO_SECTION = "headrace"
+PLAN, RECIPE = "model.plan", "build.json"
 COREML_WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 _ONNX_DTYPES = {"float": "float32", "double": "float64"}
 
@@ -96,10 +99,11 @@ class ModelRunner:
 def load_runner(path: Path) -> ModelRunner:
     """The runner of a `.tflite` or `.onnx` file, OpenVINO's `.xml`, TensorRT's `.plan`, or a package of Core ML.
 
-    Any other folder is taken for a SavedModel.
+    A folder is that of `convert_tensorrt`, or else taken for a SavedModel.
 
     Raises:
-        ArtifactError: the file is none of them, is damaged, or has operations that the plain runtime lacks.
+        ArtifactError: the file is none of them, is damaged, or has operations that the plain runtime lacks; or a plan was
+            prepared and not built.
     """
     loaders = {
         ".mlpackage": load_coreml,
@@ -110,6 +114,8 @@ def load_runner(path: Path) -> ModelRunner:
     }
     if path.suffix in loaders:
         return loaders[path.suffix](path)
+    if (path / RECIPE).is_file():
+        return load_tensorrt(_built(path))
     if path.is_dir():
         return load_saved_model(path)
     raise ArtifactError(f"Cannot tell what {path} is: a converted model is a folder or a file *{', *'.join(loaders)}.")
@@ -258,6 +264,14 @@ def load_coreml(path: Path) -> ModelRunner:
 
     outputs = [_coreml_tensor(spec, feature) for feature in spec.description.output]
     return ModelRunner(path, inputs, outputs, run, min(limits, default=None))
+
+
+def _built(folder: Path) -> Path:
+    plan = folder / PLAN
+    if not plan.is_file():
+        command = shlex.join(json.loads((folder / RECIPE).read_text())["command"])
+        raise ArtifactError(f"{folder.name} has no {PLAN} yet. Where TensorRT and a GPU are, run there: {command}")
+    return plan
 
 
 def load_tensorrt(path: Path) -> ModelRunner:

@@ -28,12 +28,12 @@ from components.formats.checks import largest_difference
 from components.formats.conversion import check_form, require
 from components.formats.errors import ConversionError, first_line
 from components.formats.network import Arrays, Network
-from components.formats.onnx import DEFAULT_OPSET, _quiet, _Reader, convert_onnx
+from components.formats.onnx import DEFAULT_OPSET, CalibrationReader, convert_onnx, quiet
 from components.formats.results import Conversion
-from components.formats.runners import ModelRunner, load_onnx, load_tensorrt
+from components.formats.runners import PLAN, RECIPE, ModelRunner, load_onnx, load_tensorrt
 
 FORMS = ("float32", "float16", "int8")
-ONNX, PLAN, RECIPE = "model.onnx", "model.plan", "build.json"
+ONNX = "model.onnx"
 
 
 def convert_tensorrt(
@@ -161,7 +161,7 @@ def _to_float16(file: Path) -> None:
     from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    with _quiet(), warnings.catch_warnings():
+    with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numbers beyond float16, which become its largest
         model = ONNXModel(convert_float_to_float16(onnx.load(file), keep_io_types=True))
     model.topological_sort()  # the casts come last
@@ -175,12 +175,12 @@ def _to_int8(network: Network, file: Path, calibration: Arrays) -> None:
 
     plain, target = file.with_name("plain.onnx"), file.with_name("int8.onnx")
     try:
-        with _quiet():
+        with quiet():
             quant_pre_process(file, plain, skip_symbolic_shape=True)
             quantization.quantize_static(
                 plain,
                 target,
-                _Reader(network, calibration),
+                CalibrationReader(network, calibration),
                 per_channel=True,
                 activation_type=quantization.QuantType.QInt8,
                 weight_type=quantization.QuantType.QInt8,

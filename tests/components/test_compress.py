@@ -21,7 +21,7 @@ from models.quantization import QuantizationConfig, quantize_aware
 from models.quantization import ranges as ranges_of
 from tests.conftest import StepRun
 
-ALL = ["float16", "dynamic_range", "int8", "onnx_dynamic_int8", "onnx_static_int8"]
+ALL = ["float16", "dynamic_range", "int8", "onnx_dynamic_int8", "onnx_static_int8", "openvino_float16", "openvino_int8"]
 
 
 def compress(taxi: StepRun, path: Path, **settings: Any) -> list[dict[str, Any]]:
@@ -43,8 +43,7 @@ def every(taxi: StepRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_form_is_listed_and_answers_as_the_keras_model(taxi: StepRun, every: Path) -> None:
     forms = formats.read_formats(every)
-    names = ["tflite_float16", "tflite_dynamic_range", "tflite_int8", "onnx_dynamic_int8", "onnx_static_int8"]
-    assert [form.name for form in forms] == names
+    assert [form.name.removeprefix("tflite_") for form in forms] == ALL
     preprocessing = Preprocessing.load(taxi.path("transform"))
     raw = {name: values[:100] for name, values in read_arrays(taxi.path("examples"), "test").items()}
     features = preprocessing.transform_in_batches(raw)
@@ -64,6 +63,8 @@ def test_the_record_says_where_ranges_are_from_and_what_was_measured(every: Path
         "tflite_int8": "ptq",
         "onnx_dynamic_int8": None,
         "onnx_static_int8": "ptq",
+        "openvino_float16": None,
+        "openvino_int8": None,
     }
     assert rows["tflite_int8"]["size_bytes"] == (every / "tflite/model_int8.tflite").stat().st_size
     found = record(every)["quantization"]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tensorflow as tf
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from components import formats, model_files
 from components.artifacts import read_manifest
-from components.config import CompressConfig, ExportConfig
+from components.config import CompressConfig, ExportConfig, OptimizeConfig
 from components.errors import HeadraceError
 from components.examples import ExamplesInfo, Feature, read_arrays
 from components.export import write_saved_model
@@ -136,8 +137,6 @@ def test_labels_and_schema_travel_with_the_model(taxi: StepRun) -> None:
 
 
 def test_onnx_keeps_names_and_a_free_batch(taxi: StepRun) -> None:
-    import onnx
-
     graph = onnx.load(taxi.path("exported") / "onnx" / "model.onnx").graph
     assert sorted(node.name for node in graph.input) == sorted(Preprocessing.load(taxi.path("transform")).input_spec)
     assert [node.name for node in graph.output] == ["probabilities"]
@@ -145,8 +144,6 @@ def test_onnx_keeps_names_and_a_free_batch(taxi: StepRun) -> None:
 
 
 def test_the_opset_is_the_one_asked_for(taxi: StepRun, uncompressed: Path, tmp_path: Path) -> None:
-    import onnx
-
     for opset in (15, 17):
         exported = tmp_path / f"exported_{opset}"
         export(taxi, exported, uncompressed, formats=["onnx"], onnx_opset=opset)
@@ -156,6 +153,39 @@ def test_the_opset_is_the_one_asked_for(taxi: StepRun, uncompressed: Path, tmp_p
 
 def test_export_writes_only_the_forms_asked_for(taxi: StepRun, uncompressed: Path, tmp_path: Path) -> None:
     assert list(export(taxi, tmp_path / "exported", uncompressed).formats) == ["saved_model"]
+
+
+def test_every_other_kind_is_written_with_the_names_of_the_classes(
+    taxi: StepRun, uncompressed: Path, tmp_path: Path
+) -> None:
+    exported = tmp_path / "exported"
+    kinds = ["tflite", "onnx", "openvino", "coreml", "tensorrt"]
+    result = export(taxi, exported, uncompressed, formats=kinds)
+    names = ["saved_model", "tflite_float32", "onnx", "openvino", "coreml", "tensorrt"]
+    assert list(result.formats) == names and all(size > 1000 for size in result.formats.values())
+    assert all(form.exact for form in formats.read_formats(exported))
+    for kind in ("onnx/model.onnx", "tensorrt/float32/model.onnx"):
+        metadata = {each.key: each.value for each in onnx.load(exported / kind).metadata_props}
+        assert json.loads(metadata["labels"]) == ["no", "yes"]
+    assert "probabilities" in (exported / "pictures/onnx.svg").read_text()
+
+
+def test_the_optimized_model_is_an_inexact_form(taxi: StepRun, uncompressed: Path, tmp_path: Path) -> None:
+    student = {"name": "tabular", "args": {"hidden_dims": [8], "embedding_dim": 2}}
+    stages = [{"method": "distill", "epochs": 1, "student": student}]
+    optimized = tmp_path / "optimized"
+    settings = {"stages": stages, "train": taxi.config.step_config("train")}
+    taxi.call("optimize", optimized, OptimizeConfig.model_validate(settings))
+    inputs = {name: taxi.path(name) for name in ("examples", "statistics", "transform", "model")}
+    config = ExportConfig(formats=["tflite"], model="optimized")
+    exported = tmp_path / "exported"
+    taxi.call("export", exported, config, **inputs, optimized=optimized, compressed=uncompressed)
+    assert [(form.name, form.exact) for form in formats.read_formats(exported)] == [
+        ("saved_model", False),
+        ("tflite_float32", False),
+    ]
+    small, large = (path / "tflite/model_float32.tflite" for path in (exported, taxi.path("exported")))
+    assert small.stat().st_size < 0.8 * large.stat().st_size
 
 
 def test_classify_answers_for_every_class(taxi: StepRun, expected) -> None:

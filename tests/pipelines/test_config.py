@@ -112,6 +112,22 @@ WRONG = [
         "train: {zzz: 1}\n",
         "c.yaml:6: train.zzz: there is no such key. Known: callbacks, checkpoint_steps, class_weights, ",
     ),
+    (
+        "optimize: {stages: [{method: prun}]}\n",
+        "c.yaml:6: optimize.stages.0.method: 'prun' is none of: distill, prune, cluster, quantize_aware. Did you mean",
+    ),
+    (
+        "optimize: {stages: [{method: prune, sparsty: 0.4}]}\n",
+        "c.yaml:6: optimize.stages.0.sparsty: there is no such key. Did you mean 'sparsity'",
+    ),
+    (
+        "optimize: {stages: [{method: cluster, num_clusters: 1}]}\n",
+        "c.yaml:6: optimize.stages.0.num_clusters: expected greater than or equal to 2; received 1",
+    ),
+    (
+        "compress: {num_calibration_examples: 9}\n",
+        "c.yaml:6: compress.num_calibration_examples: this is now 'compress.calibration.num_examples'",
+    ),
     ("compress: {metric: auc}\n", "c.yaml:6: compress.metric: this is now 'verify.metric'"),
     ("compress: {max_drop: 0.1}\n", "c.yaml:6: compress.max_drop: this is now 'verify.inexact.max_drop'"),
     (
@@ -161,7 +177,7 @@ WRONG = [
     ),
     (
         "export: {formats: [onnx, tflit]}\n",
-        "c.yaml:6: export.formats.1: 'tflit' is none of: tflite, onnx, openvino, coreml.",
+        "c.yaml:6: export.formats.1: 'tflit' is none of: tflite, onnx, openvino, coreml, tensorrt.",
     ),
     ("push: 3\n", "c.yaml:6: push: expected a section with keys from: destination, keep_versions; received 3"),
     ("train: {seed: 3}\n", "c.yaml:6: train.seed: this is set at the top of the file: write 'seed:' there"),

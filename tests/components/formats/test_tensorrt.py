@@ -42,6 +42,10 @@ def test_what_is_missing_is_said(network: Network, resnet: Case, tmp_path: Path)
     assert done.path == tmp_path / "trt" / "model.onnx"
     with pytest.raises(HeadraceError, match=r"tensorrt is not installed: pip install 'headrace\[tensorrt\]'"):
         load_runner(tmp_path / "trt" / "model.plan")
+    with pytest.raises(
+        HeadraceError, match=r"trt has no model\.plan yet\. Where TensorRT and a GPU are, run there: trtexec"
+    ):
+        load_runner(tmp_path / "trt")
 
 
 def test_the_recipe_has_the_command_and_all_shapes(tmp_path: Path) -> None:
