@@ -122,10 +122,14 @@ def _conversions(core: Any, examples: Mapping[str, np.ndarray]) -> dict[str, flo
             ("onnx", onnx.FORMS, formats.convert_onnx),
         ):
             for form in forms:
-                calibrated = {"calibration": examples} if form in ("int8", "int16x8", "static_int8") else {}
+                options: dict[str, Any] = {}
+                if form in ("int8", "int16x8", "static_int8"):
+                    options["calibration"] = examples
+                if form in ("int8", "int16x8"):
+                    options["float_fallback"] = True
                 started = time.perf_counter()
                 try:
-                    convert(core, Path(folder) / f"{form}.{kind}", form=form, examples=examples, **calibrated)
+                    convert(core, Path(folder) / f"{form}.{kind}", form=form, examples=examples, **options)
                 except formats.ConversionError as error:
                     click.echo(f"{kind} {form}: {error}", err=True)
                     continue

@@ -2,6 +2,7 @@
 
 Example:
     python -m serving --model_name=taxi --model_base_path=pushed/taxi --port=8500 --rest_api_port=8501
+    python -m serving --model_config_file=models.config --model_config_file_poll_wait_seconds=60
 """
 
 from __future__ import annotations
@@ -20,9 +21,44 @@ import click
 @click.option("--model_name", default="default", show_default=True, help="Name of the model in requests.")
 @click.option(
     "--model_base_path",
-    required=True,
+    default=None,
     type=click.Path(path_type=Path),
     help="Directory that holds the version directories, such as 1/saved_model.pb.",
+)
+@click.option(
+    "--model_config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="Models to serve instead of --model_base_path: a ModelServerConfig in protobuf's text format.",
+)
+@click.option(
+    "--model_config_file_poll_wait_seconds",
+    default=0.0,
+    show_default=True,
+    help="Seconds between looks at --model_config_file; 0 reads it once.",
+)
+@click.option(
+    "--allow_version_labels_for_unavailable_models",
+    is_flag=False,
+    flag_value="true",
+    type=bool,
+    default=False,
+    show_default=True,
+    help="Let the model config give a new label to a version that is not available yet, as it must at the start.",
+)
+@click.option(
+    "--max_num_load_retries",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="How often a version that does not load is tried again.",
+)
+@click.option(
+    "--load_retry_interval_micros",
+    type=click.IntRange(min=0),
+    default=60_000_000,
+    show_default=True,
+    help="Microseconds between these tries.",
 )
 @click.option("--port", default=8500, show_default=True, help="gRPC port; 0 takes a free one.")
 @click.option("--rest_api_port", default=8501, show_default=True, help="REST port; 0 takes a free one.")
@@ -33,7 +69,10 @@ import click
     help="Milliseconds after which a REST request is answered with 504; 0 waits for ever.",
 )
 @click.option(
-    "--file_system_poll_wait_seconds", default=1.0, show_default=True, help="Seconds between looks for new versions."
+    "--file_system_poll_wait_seconds",
+    default=1.0,
+    show_default=True,
+    help="Seconds between looks for new versions; 0 looks once.",
 )
 @click.option(
     "--request_log_file",
@@ -53,7 +92,12 @@ import click
 )
 def main(
     model_name: str,
-    model_base_path: Path,
+    model_base_path: Path | None,
+    model_config_file: Path | None,
+    model_config_file_poll_wait_seconds: float,
+    allow_version_labels_for_unavailable_models: bool,
+    max_num_load_retries: int,
+    load_retry_interval_micros: int,
     port: int,
     rest_api_port: int,
     rest_api_timeout_in_ms: int,
@@ -62,19 +106,20 @@ def main(
     request_log_sampling_rate: float,
     drain_grace_seconds: float,
 ) -> None:
-    """Serve a SavedModel over TF Serving's gRPC and REST APIs.
+    """Serve SavedModels over TF Serving's gRPC and REST APIs.
 
     SIGTERM drains: /healthz/ready turns to 503, no new connections are taken, requests under way finish.
     """
     if port == rest_api_port != 0:
         raise click.UsageError(f"--port and --rest_api_port are both {port}; gRPC and REST need a port each")
+    if model_base_path is None and model_config_file is None:
+        raise click.UsageError("give --model_base_path (and --model_name) for one model, or --model_config_file")
     if not model_name:
         raise click.UsageError("--model_name is empty; requests need a name to call the model by")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    for number in (signal.SIGTERM, signal.SIGINT):  # until it serves; loading may take minutes
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
     from serving.errors import ServingError
     from serving.served_model import State
@@ -82,7 +127,12 @@ def main(
 
     server = ModelServer(
         model_name,
-        model_base_path,
+        model_base_path if model_config_file is None else None,  # TF Serving's image always gives both
+        model_config_file=model_config_file,
+        model_config_file_poll_wait_seconds=model_config_file_poll_wait_seconds,
+        allow_version_labels_for_unavailable_models=allow_version_labels_for_unavailable_models,
+        max_num_load_retries=max_num_load_retries,
+        load_retry_interval_seconds=load_retry_interval_micros / 1e6,
         grpc_port=port,
         rest_port=rest_api_port,
         host="",
@@ -95,10 +145,15 @@ def main(
         server.start()
     except (ServingError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    serving = [v.number for v in server.manager.statuses(model_name, None) if v.state is State.AVAILABLE]
-    click.echo(
-        f"serving model {model_name} versions {serving} gRPC port {server.grpc_port} REST port {server.rest_port}"
-    )
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    serving = [
+        f"model {name} versions {[version.number for version in model.statuses() if version.state is State.AVAILABLE]}"
+        for name, model in server.manager.models.items()
+    ]
+    ports = f"gRPC port {server.grpc_port} REST port {server.rest_port}"
+    click.echo(f"serving {', '.join(serving) or 'no model'} {ports}")
     sys.stdout.flush()
     stopping.wait()
     server.stop(drain_grace_seconds)

@@ -16,14 +16,23 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from serving.errors import Code, ServingError, invalid_argument
+from serving.inference import CLASSIFY, REGRESS, Inference, infer, infer_all
 from serving.manager import ModelManager
+from serving.model_config import ReloadConfigRequest, ReloadConfigResponse, requested_configs
 from serving.protos import (
+    ClassificationRequest,
+    ClassificationResponse,
     GetModelMetadataRequest,
     GetModelMetadataResponse,
     GetModelStatusRequest,
     GetModelStatusResponse,
+    ModelSpec,
+    MultiInferenceRequest,
+    MultiInferenceResponse,
     PredictRequest,
     PredictResponse,
+    RegressionRequest,
+    RegressionResponse,
     SignatureDefMap,
 )
 from serving.rest_api import PredictListener
@@ -47,7 +56,7 @@ class GrpcApi:
 
     Args:
         manager: the models.
-        on_predict: told of each successful predict (the request log).
+        on_predict: told of each signature called with success (the request log).
     """
 
     def __init__(self, manager: ModelManager, on_predict: PredictListener) -> None:
@@ -66,6 +75,39 @@ class GrpcApi:
             _fill_spec(response.model_spec, version, name)
         for alias, array in outputs.items():
             encode_values(array, response.outputs[alias])
+        return response
+
+    def classify(self, request: Any) -> Any:
+        """PredictionService.Classify."""
+        return self._infer(CLASSIFY, request, ClassificationResponse(), _fill_classifications)
+
+    def regress(self, request: Any) -> Any:
+        """PredictionService.Regress."""
+        return self._infer(REGRESS, request, RegressionResponse(), _fill_regressions)
+
+    def _infer(self, method_name: str, request: Any, response: Any, fill: Callable[[Any, Inference], None]) -> Any:
+        if not request.HasField("model_spec"):
+            raise invalid_argument("Missing ModelSpec")
+        with self._lease(request.model_spec) as version:
+            found = infer(version.loaded, method_name, request.model_spec.signature_name, request.input)
+            self._on_predict(version, found.signature_name, found.inputs, found.outputs)
+            _fill_spec(response.model_spec, version, found.signature_name)
+        fill(response.result, found)
+        return response
+
+    def multi_inference(self, request: Any) -> Any:
+        """PredictionService.MultiInference."""
+        response = MultiInferenceResponse()
+        spec = request.tasks[0].model_spec if request.tasks else ModelSpec()
+        with self._lease(spec) as version:
+            for found in infer_all(version.loaded, request.tasks, request.input):
+                self._on_predict(version, found.signature_name, found.inputs, found.outputs)
+                result = response.results.add()
+                _fill_spec(result.model_spec, version, found.signature_name)
+                if found.method_name == CLASSIFY:
+                    _fill_classifications(result.classification_result, found)
+                else:
+                    _fill_regressions(result.regression_result, found)
         return response
 
     def get_model_metadata(self, request: Any) -> Any:
@@ -98,6 +140,13 @@ class GrpcApi:
             status.status.error_message = version.error.message if version.error else ""
         return response
 
+    def handle_reload_config_request(self, request: Any) -> Any:
+        """ModelService.HandleReloadConfigRequest."""
+        self._manager.reload(requested_configs(request))
+        response = ReloadConfigResponse()
+        response.status.SetInParent()
+        return response
+
     def _lease(self, spec: Any) -> Any:
         choice = spec.WhichOneof("version_choice")
         return self._manager.lease(
@@ -112,6 +161,24 @@ def _decode(alias: str, tensor: Any) -> Any:
         return decode(tensor)
     except ServingError as error:
         raise invalid_argument(f"tensor parsing error: {alias}: {error.message}") from error
+
+
+def _fill_classifications(result: Any, found: Inference) -> None:
+    try:
+        rows = [[label.decode() for label in row] for row in found.labels]
+    except UnicodeDecodeError as error:
+        raise ServingError(
+            Code.INTERNAL, f"signature {found.signature_name} gives a class that is not UTF-8: {error}"
+        ) from error
+    for labels, scores in zip(rows, found.scores.tolist(), strict=True):
+        classes = result.classifications.add().classes
+        for label, score in zip(labels, scores, strict=True):
+            classes.add(label=label, score=score)
+
+
+def _fill_regressions(result: Any, found: Inference) -> None:
+    for value in found.values.tolist():
+        result.regressions.add(value=value)
 
 
 def _fill_spec(spec: Any, version: Version, signature_name: str) -> None:
@@ -141,14 +208,16 @@ def make_server(api: GrpcApi, address: str) -> tuple[grpc.Server, int]:
                 {
                     "Predict": _handler(PredictRequest, api.predict),
                     "GetModelMetadata": _handler(GetModelMetadataRequest, api.get_model_metadata),
-                    **{name: _unimplemented(name) for name in ("Classify", "Regress", "MultiInference")},
+                    "Classify": _handler(ClassificationRequest, api.classify),
+                    "Regress": _handler(RegressionRequest, api.regress),
+                    "MultiInference": _handler(MultiInferenceRequest, api.multi_inference),
                 },
             ),
             grpc.method_handlers_generic_handler(
                 MODEL_SERVICE,
                 {
                     "GetModelStatus": _handler(GetModelStatusRequest, api.get_model_status),
-                    "HandleReloadConfigRequest": _unimplemented("HandleReloadConfigRequest"),
+                    "HandleReloadConfigRequest": _handler(ReloadConfigRequest, api.handle_reload_config_request),
                 },
             ),
         )
@@ -171,13 +240,6 @@ def _handler(request_type: Any, method: Callable[[Any], Any]) -> grpc.RpcMethodH
         except Exception as error:
             logger.exception("gRPC %s failed", request_type.DESCRIPTOR.name)
             return _fail(context, Code.INTERNAL, f"{type(error).__name__}: {error}")
-
-    return grpc.unary_unary_rpc_method_handler(call)
-
-
-def _unimplemented(name: str) -> grpc.RpcMethodHandler:
-    def call(body: bytes, context: grpc.ServicerContext) -> bytes:
-        return _fail(context, Code.UNIMPLEMENTED, f"this server does not answer {name}; use Predict")
 
     return grpc.unary_unary_rpc_method_handler(call)
 

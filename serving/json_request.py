@@ -25,7 +25,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     document = json_text.loads(body)
     if not isinstance(document, dict):
-        raise _format_error(document, "Is not object")
+        raise format_error(document, "Is not object")
     return document
 
 
@@ -37,7 +37,7 @@ def signature_name(document: Mapping[str, Any]) -> str:
     """
     name = document.get("signature_name", "")
     if not isinstance(name, str):
-        raise _format_error(document, "not formatted correctly. 'signature_name' key must be a string value.")
+        raise format_error(document, "not formatted correctly. 'signature_name' key must be a string value.")
     return name
 
 
@@ -56,7 +56,7 @@ def parse_inputs(document: Mapping[str, Any], types: Mapping[str, int]) -> tuple
             types that have no JSON form.
     """
     if "instances" in document and "inputs" in document:
-        raise _format_error(
+        raise format_error(
             document, "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
         )
     if "instances" in document:
@@ -69,9 +69,9 @@ def parse_inputs(document: Mapping[str, Any], types: Mapping[str, int]) -> tuple
 def _parse_instances(document: Mapping[str, Any], types: Mapping[str, int]) -> dict[str, np.ndarray]:
     instances = document["instances"]
     if not isinstance(instances, list):
-        raise _format_error(document, "Expecting 'instances' to be an list/array")
+        raise format_error(document, "Expecting 'instances' to be an list/array")
     if not instances:
-        raise _format_error(document, "No values in 'instances' array")
+        raise format_error(document, "No values in 'instances' array")
     first = instances[0]
     if not isinstance(first, dict) and len(types) > 1:
         raise invalid_argument(
@@ -170,5 +170,6 @@ def _parse_columns(value: Any, types: Mapping[str, int]) -> dict[str, np.ndarray
     return {alias: to_array(value[alias], number) for alias, number in types.items()}
 
 
-def _format_error(value: Any, message: str) -> ServingError:
+def format_error(value: Any, message: str) -> ServingError:
+    """The error for a request body that is laid out wrongly."""
     return invalid_argument(f"JSON Value: {json_text.echo(value)} {message}")

@@ -1,4 +1,4 @@
-"""Arrays to the body of a REST predict answer, in TF Serving's layout and number format.
+"""Arrays to the body of a REST predict, classify or regress answer, in TF Serving's layout and number format.
 
 Source: tensorflow_serving/util/json_tensor.cc, which writes with RapidJSON's PrettyWriter: four spaces, innermost lists
 on one line in the row format (and the odd line break before the closing bracket), one value a line in the other.
@@ -64,6 +64,27 @@ def columns(outputs: Mapping[str, np.ndarray]) -> bytes:
         return _text(f'{{\n    "outputs": {_column(alias, array, level=1)}\n}}')
     members = [f"        {_quote(alias)}: {_column(alias, array, level=2)}" for alias, array in outputs.items()]
     return _text('{\n    "outputs": {\n' + ",\n".join(members) + "\n    }\n}")
+
+
+def classifications(labels: np.ndarray, scores: np.ndarray) -> bytes:
+    """The answer to a classify request.
+
+    Args:
+        labels: bytes of shape (batch, num_classes).
+        scores: float32 of the same shape.
+    """
+    texts = [f"[{label}, {score}]" for label, score in zip(_tokens("", labels, 3), _tokens("", scores, 3), strict=True)]
+    rows = ["[" + ", ".join(group) + "]" for group in _groups(texts, labels.shape, 1)]
+    return _text(f'{{\n    "results": [{", ".join(rows)}\n    ]\n}}')
+
+
+def regressions(values: np.ndarray) -> bytes:
+    """The answer to a regress request.
+
+    Args:
+        values: float32 of shape (batch,).
+    """
+    return _text(f'{{\n    "results": [{", ".join(_tokens("", values, 1))}]\n}}')
 
 
 def error_body(message: str) -> bytes:

@@ -76,11 +76,16 @@ def _leaves(values: list[Any], number: int) -> np.ndarray | None:
     if number == dtypes.BOOL and kinds <= {bool}:
         return np.array(values, dtype=np.bool_)
     if number == dtypes.STRING and kinds <= {str, dict} and all(type(v) is str or is_base64(v) for v in values):
-        return object_array([_to_bytes(value) for value in values])
+        return object_array([string_bytes(value) for value in values])
     return None
 
 
-def _to_bytes(value: str | dict[str, Any]) -> bytes:
+def string_bytes(value: str | dict[str, Any]) -> bytes:
+    """The bytes of a JSON string or of `{"b64": "..."}`.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT for what is not base64.
+    """
     return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else _decode_base64(value)
 
 
@@ -152,11 +157,11 @@ def _decode_base64(value: dict[str, Any]) -> bytes:
 
 def _type_error(value: Any, number: int) -> ServingError:
     return invalid_argument(
-        f"JSON Value: {json_text.echo(value)} Type: {_json_type(value)} is not of expected type: {dtypes.name(number)}"
+        f"JSON Value: {json_text.echo(value)} Type: {json_type(value)} is not of expected type: {dtypes.name(number)}"
     )
 
 
-def _json_type(value: Any) -> str:
+def json_type(value: Any) -> str:
     """RapidJSON's name of a value's type."""
     if value is None or isinstance(value, bool):
         return {None: "Null", True: "True", False: "False"}[value]

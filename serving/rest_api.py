@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from serving import json_request, json_response
+from serving import inference, json_examples, json_request, json_response
 from serving.errors import HTTP_STATUS, Code, ServingError, invalid_argument
 from serving.manager import ModelManager
 from serving.served_model import DEFAULT_SIGNATURE, Version
@@ -39,7 +39,7 @@ _NOT_FOUND_PAGE = (
     b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"  # libevent's
 )
 
-# Called after each successful predict: the version, the signature's name, inputs and outputs by alias.
+# Called after each successful call of a signature: the version, the signature's name, inputs and outputs by alias.
 PredictListener = Callable[[Version, str, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], None]
 
 
@@ -117,7 +117,7 @@ class RestApi:
     Args:
         manager: the models.
         is_ready: False while the server drains; what the readiness path reports.
-        on_predict: told of each successful predict (the request log).
+        on_predict: told of each signature called with success (the request log).
     """
 
     def __init__(self, manager: ModelManager, is_ready: Callable[[], bool], on_predict: PredictListener) -> None:
@@ -156,8 +156,12 @@ class RestApi:
             return Response(200, body)
         if route.verb == "predict":
             return Response(200, self._predict(route, _uncompressed(request)))
-        if route.verb in ("classify", "regress"):
-            raise ServingError(Code.UNIMPLEMENTED, f"this server does not answer :{route.verb}; use :predict")
+        if route.verb == "classify":
+            found = self._infer(route, _uncompressed(request), inference.CLASSIFY)
+            return Response(200, json_response.classifications(found.labels, found.scores))
+        if route.verb == "regress":
+            found = self._infer(route, _uncompressed(request), inference.REGRESS)
+            return Response(200, json_response.regressions(found.values))
         raise invalid_argument(f"Malformed request: {request.method} {request.target}")
 
     def _predict(self, route: Route, body: bytes) -> bytes:
@@ -174,6 +178,15 @@ class RestApi:
             outputs = model.run(name, inputs)
             self._on_predict(version, name, inputs, outputs)
         return json_response.predictions(outputs) if body_format == json_request.ROW else json_response.columns(outputs)
+
+    def _infer(self, route: Route, body: bytes, method_name: str) -> inference.Inference:
+        document = json_request.parse_object(body)
+        name = json_request.signature_name(document)
+        examples = json_examples.parse_examples(document)
+        with self._manager.lease(route.model, route.version, route.label) as version:
+            found = inference.infer(version.loaded, method_name, name, examples)
+            self._on_predict(version, found.signature_name, found.inputs, found.outputs)
+        return found
 
     def _status(self, route: Route) -> bytes:
         if not route.model:

@@ -19,6 +19,11 @@ def specific(*wanted: int) -> VersionPolicy:
     return lambda versions: set(versions) & set(wanted)
 
 
+def all_versions(versions: Iterable[int]) -> set[int]:
+    """Serve every version on disk."""
+    return set(versions)
+
+
 def find_versions(base_path: Path) -> dict[int, Path]:
     """The complete versions under a base path.
 

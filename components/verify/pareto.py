@@ -57,6 +57,7 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, file: Path) -> None:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{_MARGIN}" y="24">filled: no form that passed is better in both (the Pareto front)</text>',
         *(
             line
             for number, cost in enumerate(COSTS if shown else ())

@@ -76,13 +76,14 @@ def test_who_imports_whom() -> None:
         if foreign:
             assert foreign <= {"tensorflow", "tensorflow_serving"}, file
             with_tensorflow.add(file.name)
-    assert with_tensorflow == {"saved_model.py", "protos.py"}
+    assert with_tensorflow == {"saved_model.py", "protos.py", "model_config.py"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        ([], 2, "Missing option '--model_base_path'"),
+        ([], 2, "give --model_base_path (and --model_name) for one model, or --model_config_file"),
+        (["--model_config_file=/nowhere"], 2, "File '/nowhere' does not exist"),
         (["--model_base_path=/nowhere"], 1, "base path /nowhere cannot be listed: No such file or directory. It must"),
         (["--model_base_path=serving"], 1, "serving holds no version to serve, only ['__init__.py', '__main__.py'"),
         (["--model_base_path=/nowhere", "--port=8500", "--rest_api_port=8500"], 2, "are both 8500"),
@@ -94,6 +95,37 @@ def test_what_the_server_refuses(arguments: list[str], exit_code: int, message: 
     result = run_python("-m", "serving", *arguments)
     assert (result.returncode, message in result.stderr) == (exit_code, True), result.stderr
     assert "Traceback" not in result.stderr
+
+
+LABELLED = """model_config_list { config {
+    name: "m" base_path: "%s" model_platform: "tensorflow" version_labels { key: "stable" value: 1 }
+} }"""
+
+
+def test_model_config_file(tmp_path: Path) -> None:
+    """It wins over --model_base_path, as in TF Serving, whose image always gives both."""
+    models.copy_half_plus_two(tmp_path / "m" / "1")
+    config = tmp_path / "models.config"
+    config.write_text(LABELLED % (tmp_path / "m"))
+    flags = [f"--model_config_file={config}", "--model_base_path=/nowhere"]
+    with Process(*flags, "--allow_version_labels_for_unavailable_models=true") as server:
+        connection = HTTPConnection("127.0.0.1", server.rest_port, timeout=10)
+        connection.request("POST", "/v1/models/m/labels/stable:predict", b'{"instances": [2]}')
+        assert json.loads(connection.getresponse().read()) == {"predictions": [3.0]}
+        connection.close()
+
+
+def test_sigterm_ends_a_server_that_retries_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").write_bytes(b"broken")
+    flags = ["--port=0", "--rest_api_port=0", "--max_num_load_retries=7", "--load_retry_interval_micros=90000000"]
+    command = [sys.executable, "-m", "serving", f"--model_base_path={tmp_path}", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("does not load, 7 more tries, the next in 90 s" in line for line in lines)
+        process.terminate()
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
 
 
 def test_port_in_use(tmp_path: Path) -> None:

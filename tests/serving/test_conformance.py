@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf import text_format
 
-from serving import dtypes, json_request, protos
+from serving import dtypes, json_examples, json_request, json_response, model_config, protos
 from serving.errors import HTTP_STATUS, Code
 from serving.rest_api import parse_route
 from serving.server import ModelServer
@@ -25,16 +26,27 @@ from tests.serving import models
 CONFORMANCE = Path(__file__).parent / "conformance"
 CASES: list[dict[str, Any]] = json.loads((CONFORMANCE / "tf_serving_cases.json").read_text())
 RPCS = {
+    "PredictionService/Classify": (protos.ClassificationRequest, protos.ClassificationResponse),
+    "PredictionService/Regress": (protos.RegressionRequest, protos.RegressionResponse),
+    "PredictionService/MultiInference": (protos.MultiInferenceRequest, protos.MultiInferenceResponse),
     "PredictionService/Predict": (protos.PredictRequest, protos.PredictResponse),
     "PredictionService/GetModelMetadata": (protos.GetModelMetadataRequest, protos.GetModelMetadataResponse),
     "ModelService/GetModelStatus": (protos.GetModelStatusRequest, protos.GetModelStatusResponse),
+    "ModelService/HandleReloadConfigRequest": (model_config.ReloadConfigRequest, model_config.ReloadConfigResponse),
 }
-NUMBER_OF_CASES = 98
+NUMBER_OF_CASES = 136
+NICE_TRY = f"""model_config_list {{ config {{
+    name: "default"
+    base_path: "{(CONFORMANCE / "models" / "saved_model_half_plus_two_2_versions").absolute()}"
+    model_platform: "tensorflow"
+    model_version_policy {{ specific {{ versions: [123, 124] }} }}
+    version_labels {{ key: "nice try" value: 125 }}
+}} }}"""
 UNKNOWN_NAMES = {"foo", "modelname", ""}
 
 
 def is_answered(case: dict[str, Any]) -> bool:
-    """Whether the server answers this kind of call yet: not Classify, Regress, MultiInference, reload and Prometheus.
+    """Whether the server answers this kind of call yet: not Prometheus.
 
     The one model without a saved_model.pb (TF Serving's old session bundle) has a test of its own.
     """
@@ -43,8 +55,7 @@ def is_answered(case: dict[str, Any]) -> bool:
     request = case["request"]
     if case["kind"] == "grpc":
         return request["rpc"].removeprefix("tensorflow.serving.") in RPCS
-    is_routing = case["id"].startswith("route-")  # routes of :classify and :regress that are errors all the same
-    return is_routing or not re.search(r":(classify|regress)$|^/monitoring/", request["path"])
+    return not request["path"].startswith("/monitoring/")
 
 
 SELECTED = [case for case in CASES if is_answered(case)]
@@ -57,16 +68,7 @@ def of_kind(kind: str) -> list[Any]:
 def test_number_of_cases() -> None:
     left_out = [case for case in CASES if not is_answered(case)]
     calls = Counter(re.split("[/:]", case["request"].get("rpc") or case["request"]["path"])[-1] for case in left_out)
-    assert calls == {
-        "Classify": 7,
-        "Regress": 8,
-        "MultiInference": 7,
-        "HandleReloadConfigRequest": 1,
-        "classify": 11,
-        "regress": 4,
-        "metrics": 1,
-        "Predict": 1,
-    }
+    assert calls == {"metrics": 1, "Predict": 1}
     assert len(SELECTED) == NUMBER_OF_CASES == len(CASES) - calls.total()
 
 
@@ -88,6 +90,8 @@ class Servers:
     def _make(self, model: Any, name: str, built: Path) -> ModelServer:
         if model == "any":
             model = {"identity": {"default": "int32"}}
+        if model == "any classify or regress signature":
+            model = {"dir": "saved_model_half_plus_two_2_versions", "versions": [123]}
         if "dir" in model:
             base_path = CONFORMANCE / "models" / model["dir"]
             return ModelServer(
@@ -137,6 +141,12 @@ def test_rest(case: dict[str, Any], servers: Servers) -> None:
     if "resolved" in expect:
         check_route(request, expect["resolved"])
         return
+    if "parsed_examples" in expect:
+        check_examples(request["body"], expect["parsed_examples"])
+        return
+    if "classification_result" in case["model"] or "regression_result" in case["model"]:
+        check_body(result_body(case["model"]), expect)
+        return
     server = servers.get(case["model"], name_in_path(case))
     connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=20)
     body = None if request["method"] in ("GET", "OPTIONS") else body_of(request)
@@ -158,6 +168,19 @@ def check_route(request: dict[str, Any], resolved: dict[str, Any]) -> None:
     assert route.version == resolved.get("version")
     assert route.label == resolved.get("label")
     assert route.verb == resolved.get("method", "")
+
+
+def check_examples(document: dict[str, Any], parsed: list[dict[str, Any]]) -> None:
+    request = protos.ClassificationRequest()
+    fill_examples(request.input.example_list.examples, parsed)
+    assert json_examples.parse_examples(document) == request.input
+
+
+def result_body(model: dict[str, Any]) -> bytes:
+    if "regression_result" in model:
+        return json_response.regressions(np.array(list(map(float, model["regression_result"])), np.float32))
+    pairs = np.array(model["classification_result"], dtype=object)
+    return json_response.classifications(pairs[..., 0], pairs[..., 1].astype(np.float32))
 
 
 def check_body(content: bytes, expect: dict[str, Any]) -> None:
@@ -196,7 +219,8 @@ def check_inputs(body: bytes, model: dict[str, Any], expect: dict[str, Any], con
 @pytest.mark.parametrize("case", of_kind("grpc"))
 def test_grpc(case: dict[str, Any], servers: Servers) -> None:
     message, expect = case["request"]["message"], case["expect"]
-    name = message.get("model_spec", {}).get("name") or "default"
+    spec = message["tasks"][0]["model_spec"] if "tasks" in message else message.get("model_spec", {})
+    name = spec.get("name") or "default"
     server = servers.get(case["model"], name)
     rpc = case["request"]["rpc"].removeprefix("tensorflow.serving.")
     request_type, response_type = RPCS[rpc]
@@ -216,19 +240,48 @@ def test_grpc(case: dict[str, Any], servers: Servers) -> None:
 
 def make_request(request_type: Any, message: dict[str, Any]) -> Any:
     request = request_type()
+    if "config" in message:
+        assert message["config"] == 'same model, label "nice try" -> a version that is not loaded'
+        text_format.Parse(NICE_TRY, request.config)
     if "model_spec" in message:
-        spec = dict(message["model_spec"])
-        request.model_spec.SetInParent()
-        if "version" in spec:
-            request.model_spec.version.value = spec.pop("version")
-        for field, value in spec.items():
-            setattr(request.model_spec, field, value)
+        fill_spec(request.model_spec, message["model_spec"])
+    for task in message.get("tasks", []):
+        added = request.tasks.add(method_name=task["method_name"])
+        fill_spec(added.model_spec, task["model_spec"])
+    if "examples" in message:
+        request.input.example_list.SetInParent()
+        fill_examples(request.input.example_list.examples, message["examples"])
+    if "context" in message:
+        with_context = request.input.example_list_with_context
+        fill_example(with_context.context, message["context"])
+        fill_examples(with_context.examples, message["examples_with_context"])
     request_fields = {field: message[field] for field in ("output_filter", "metadata_field") if field in message}
     for field, values in request_fields.items():
         getattr(request, field).extend(values)
     for alias, tensor in message.get("inputs", {}).items():
         fill_tensor(request.inputs[alias], tensor)
     return request
+
+
+def fill_spec(proto: Any, spec: dict[str, Any]) -> None:
+    proto.SetInParent()
+    for field, value in spec.items():
+        if field == "version":
+            proto.version.value = value
+        else:
+            setattr(proto, field, value)
+
+
+def fill_examples(protos: Any, examples: list[dict[str, Any]]) -> None:
+    for example in examples:
+        fill_example(protos.add(), example)
+
+
+def fill_example(proto: Any, example: dict[str, Any]) -> None:
+    for name, feature in example.items():
+        [(kind, values)] = feature.items()
+        values = [value.encode() for value in values] if kind == "bytes" else values
+        getattr(proto.features.feature[name], f"{kind}_list").value.extend(values)
 
 
 def fill_tensor(proto: Any, tensor: dict[str, Any]) -> None:
@@ -248,9 +301,15 @@ def check_response(response: Any, expect: dict[str, Any]) -> None:
         assert proto.dtype == dtypes.FLOAT
     if "outputs" in expect:
         assert set(response.outputs) == set(expect["outputs"])
-    for field, value in expect.get("model_spec", {}).items():
-        found = getattr(response.model_spec, field)
-        assert (found.value if field == "version" else found) == value
+    if "model_spec" in expect:
+        check_spec(response.model_spec, expect["model_spec"])
+    if "classifications" in expect or "regressions" in expect:
+        check_result(response.result, response.result, expect)
+    if "results" in expect:
+        assert len(response.results) == len(expect["results"])
+        for result, wanted in zip(response.results, expect["results"], strict=True):
+            check_result(result.classification_result, result.regression_result, wanted)
+            check_spec(result.model_spec, wanted.get("model_spec", {}))
     if "model_version_status" in expect:
         [status], [wanted] = response.model_version_status, expect["model_version_status"]
         assert status.version == wanted["version"]
@@ -261,6 +320,24 @@ def check_response(response: Any, expect: dict[str, Any]) -> None:
         for item in response.model_version_status:
             assert Code(item.status.error_code).name == expect["each"]["error_code"]
             assert item.status.error_message == expect["each"]["error_message"]
+
+
+def check_spec(spec: Any, expect: dict[str, Any]) -> None:
+    for field, value in expect.items():
+        found = getattr(spec, field)
+        assert (found.value if field == "version" else found) == value
+
+
+def check_result(classification: Any, regression: Any, expect: dict[str, Any]) -> None:
+    if "regressions" in expect:
+        assert [item.value for item in regression.regressions] == expect["regressions"]
+    else:
+        found = [
+            [{"label": item.label, "score": item.score} for item in row.classes]
+            for row in classification.classifications
+        ]
+        wanted = [[{"label": "", **item} for item in row] for row in expect["classifications"]]
+        assert found == wanted
 
 
 def test_model_without_a_saved_model_does_not_start() -> None:

@@ -222,14 +222,6 @@ def test_malformed_requests_leave_the_server_up(server: ModelServer) -> None:
     assert (status, json.loads(content)) == (200, {"predictions": [2.5]})
 
 
-@pytest.mark.parametrize("name", ["Classify", "Regress", "MultiInference"])
-def test_calls_that_are_not_there_yet_say_so(server: ModelServer, name: str) -> None:
-    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel, pytest.raises(grpc.RpcError) as raised:
-        channel.unary_unary(f"/tensorflow.serving.PredictionService/{name}")(b"", timeout=5)
-    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert raised.value.details() == f"this server does not answer {name}; use Predict"
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "text"),
     [
@@ -248,7 +240,7 @@ def test_calls_that_are_not_there_yet_say_so(server: ModelServer, name: str) -> 
         ("GET", "/v1/models/m/labels/none/metadata", 400, b"Unrecognized servable version label: none"),
         ("GET", "/V1/MODELS/m/METADATA", 200, b"serving_default"),
         ("POST", "/v1/models/m/labels/stable:predict", 400, b"The document is empty"),
-        ("POST", "/v1/models/m:classify", 501, b"does not answer :classify"),
+        ("POST", "/v1/models/m:classify", 400, b"The document is empty"),
     ],
 )
 def test_routes(server: ModelServer, method: str, path: str, status: int, text: bytes) -> None:

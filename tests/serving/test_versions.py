@@ -14,7 +14,7 @@ import pytest
 from serving.errors import Code, ServingError
 from serving.manager import ModelManager
 from serving.served_model import ModelConfig, ServedModel, State
-from serving.versions import find_versions, latest, specific
+from serving.versions import all_versions, find_versions, latest, specific
 
 
 class FakeModel:
@@ -76,6 +76,7 @@ def test_find_versions_takes_only_complete_numeric_directories(tmp_path: Path) -
 def test_policies() -> None:
     assert latest(2)([3, 1, 2]) == {2, 3}
     assert specific(1, 5)([1, 2, 3]) == {1}
+    assert all_versions([1, 2]) == {1, 2}
 
 
 def test_new_version_is_loaded_before_the_old_one_goes(base_path: Path, model: ServedModel) -> None:
@@ -263,6 +264,149 @@ def test_lookup_errors(base_path: Path) -> None:
     with pytest.raises(ServingError, match="Could not find version 9 of model m"):
         manager.statuses("m", 9)
     manager.stop()
+
+
+@pytest.fixture
+def manager(base_path: Path) -> Iterator[ModelManager]:
+    running = ModelManager([ModelConfig("m", base_path, latest(1), {})], FakeModel, poll_wait_seconds=0)
+    running.start()
+    yield running
+    running.stop()
+
+
+def labelled(base_path: Path, policy: Any, **labels: int) -> ModelConfig:
+    return ModelConfig("m", base_path, policy, labels)
+
+
+def version_for(manager: ModelManager, label: str) -> int:
+    with manager.lease("m", None, label) as version:
+        return version.number
+
+
+def test_reload_loads_before_it_unloads_and_moves_labels(base_path: Path, manager: ModelManager) -> None:
+    push(base_path, 2)
+    served = manager.models["m"]
+    manager.reload([labelled(base_path, specific(1, 2), stable=1)])
+    wait_for(lambda: states(served) == {1: "AVAILABLE", 2: "AVAILABLE"})
+    assert version_for(manager, "stable") == 1
+    manager.reload([labelled(base_path, specific(2), stable=2)])
+    assert version_for(manager, "stable") == 2
+    wait_for(lambda: states(served) == {1: "END", 2: "AVAILABLE"})
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_label_of_a_version_that_is_not_available(base_path: Path, allow: bool) -> None:
+    """Refused, unless allowed and the label is new; a refused config changes nothing."""
+    manager = ModelManager(
+        [labelled(base_path, latest(1), stable=1)],
+        FakeModel,
+        poll_wait_seconds=0,
+        allow_version_labels_for_unavailable_models=allow,
+    )
+    manager.start()
+    message = "Request to assign label to version 7 of model m, which is not currently available for inference"
+    with pytest.raises(ServingError, match=message) as raised:
+        manager.reload([labelled(base_path, specific(7), stable=7)])
+    assert raised.value.code is Code.FAILED_PRECONDITION
+    canary = [labelled(base_path, latest(1), stable=1, canary=7)]
+    if allow:
+        manager.reload(canary)
+        with pytest.raises(ServingError, match=r"Servable not found for request: Specific\(m, 7\)"):
+            version_for(manager, "canary")
+    else:
+        with pytest.raises(ServingError, match=message):
+            manager.reload(canary)
+        with pytest.raises(ServingError, match="Unrecognized servable version label: canary"):
+            version_for(manager, "canary")
+    assert version_for(manager, "stable") == 1
+    manager.stop()
+
+
+def test_reload_adds_and_takes_away_models(tmp_path: Path, base_path: Path, manager: ModelManager) -> None:
+    push(tmp_path / "other", 5)
+    with manager.lease("m", None, None) as held:
+        manager.reload([ModelConfig("other", tmp_path / "other", latest(1), {})])
+        with manager.lease("other", None, None) as version:
+            assert version.number == 5
+        assert states(manager.models["m"]) == {1: "UNLOADING"}
+        assert held.loaded.run("serving_default", {}) == {"content": "good"}
+    assert [version.state for version in manager.statuses("m", None)] == [State.END]
+    with pytest.raises(ServingError, match=r"Latest\(m\)"), manager.lease("m", None, None):
+        pass
+    manager.reload([labelled(base_path, latest(1))])
+    assert states(manager.models["m"]) == {1: "AVAILABLE"}
+    assert states(manager.models["other"]) == {5: "END"}
+
+
+def test_reload_refuses_a_model_without_versions_and_changes_nothing(tmp_path: Path, manager: ModelManager) -> None:
+    with pytest.raises(ServingError, match="model x: the base path /nowhere cannot be listed") as raised:
+        manager.reload([ModelConfig("x", Path("/nowhere"), latest(1), {})])
+    assert raised.value.code is Code.NOT_FOUND
+    assert states(manager.models["m"]) == {1: "AVAILABLE"}
+    assert list(manager.models) == ["m"]
+
+
+def test_reload_reports_a_new_model_that_does_not_load(tmp_path: Path, base_path: Path, manager: ModelManager) -> None:
+    push(tmp_path / "bad", 1, "broken")
+    with pytest.raises(ServingError, match=r"1 model\(s\) did not become available: \{model bad: no version") as raised:
+        manager.reload([labelled(base_path, latest(1)), ModelConfig("bad", tmp_path / "bad", latest(1), {})])
+    assert raised.value.code is Code.UNKNOWN
+    assert states(manager.models["m"]) == {1: "AVAILABLE"}
+    assert states(manager.models["bad"]) == {1: "END"}
+
+
+def test_version_that_does_not_load_is_retried_while_the_old_one_serves(base_path: Path) -> None:
+    tries: list[dict[int, str]] = []
+
+    def load(path: Path) -> FakeModel:
+        if path.name == "2":
+            tries.append(states(manager.models["m"]))
+            if len(tries) < 3:
+                raise ServingError(Code.UNAVAILABLE, "disk is away")
+        return FakeModel(path)
+
+    manager = ModelManager(
+        [labelled(base_path, latest(1))],
+        load,
+        poll_wait_seconds=0.01,
+        max_num_load_retries=2,
+        load_retry_interval_seconds=0.01,
+    )
+    manager.start()
+    push(base_path, 2)
+    wait_for(lambda: states(manager.models["m"]) == {1: "END", 2: "AVAILABLE"})
+    assert tries == [{1: "AVAILABLE", 2: "LOADING"}] * 3
+    assert manager.statuses("m", 2)[0].error is None
+    manager.stop()
+
+
+def test_retries_end_and_do_not_hold_up_other_models_or_the_stop(tmp_path: Path, base_path: Path) -> None:
+    push(tmp_path / "other", 1)
+    tries: list[Path] = []
+
+    def load(path: Path) -> FakeModel:
+        tries.append(path)
+        return FakeModel(path)
+
+    manager = ModelManager(
+        [labelled(base_path, latest(1)), ModelConfig("other", tmp_path / "other", latest(1), {})],
+        load,
+        poll_wait_seconds=0.01,
+        max_num_load_retries=1,
+        load_retry_interval_seconds=3600,
+    )
+    manager.start()
+    bad = push(base_path, 2, "broken")
+    wait_for(lambda: bad in tries)
+    push(tmp_path / "other", 2)
+    wait_for(lambda: states(manager.models["other"]) == {1: "END", 2: "AVAILABLE"})
+    assert states(manager.models["m"]) == {1: "AVAILABLE", 2: "LOADING"}
+    manager.stop()
+    assert tries.count(bad) == 1
+    error = manager.statuses("m", 2)[0].error
+    assert str(error) == "INVALID_ARGUMENT: cannot load: broken"
+    with pytest.raises(ServingError, match="the server is stopping"):
+        manager.reload([])
 
 
 @pytest.fixture(autouse=True)
