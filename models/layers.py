@@ -89,8 +89,9 @@ class MaskedAttention(keras.layers.Layer):
             `(batch, length, dim)`.
         """
         head_dim = query.shape[-1] // self.num_heads
-        scores = ops.matmul(self._split(query / head_dim**0.5), ops.transpose(self._split(key), (0, 1, 3, 2)))
-        scores = ops.cast(scores, "float32")
+        scores = ops.matmul(self._split(query), ops.transpose(self._split(key), (0, 1, 3, 2)))
+        # Not of the queries: in int8 models the division is what keeps mask and softmax in float.
+        scores = ops.cast(scores, "float32") / head_dim**0.5
         scores = ops.where(is_token[:, None, None, :], scores, MASKED_SCORE)
         weights = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
         attended = ops.transpose(ops.matmul(weights, self._split(value)), (0, 2, 1, 3))

@@ -449,7 +449,7 @@ def test_a_model_below_its_threshold_is_not_pushed(after_good_run: Place) -> Non
     outcome = place.run("evaluate.thresholds=[{metric: auc, min: 0.999}]")
     assert outcome.code == 3
     assert "at least 0.999" in outcome.shown
-    assert gated_states(place) == ["skipped"] * 5
+    assert gated_states(place) == ["skipped"] * 6
     assert not place.pushed.exists()
     place.assert_whole()
 
@@ -460,7 +460,7 @@ def test_a_model_worse_than_the_champion_is_not_pushed(after_good_run: Place, go
     outcome = place.run("train.optimizer.learning_rate=1e-9", "evaluate.champion={metric: loss, min_improvement: 0}")
     assert outcome.code == 3, outcome
     assert "of champion version 1: improvement -" in outcome.shown
-    assert gated_states(place) == ["skipped"] * 5
+    assert gated_states(place) == ["skipped"] * 6
     assert versions(place.pushed) == [1]
     place.assert_whole()
 
@@ -493,7 +493,7 @@ def test_a_run_ended_anywhere_goes_on_and_ends_like_one_that_was_not(place: Plac
 
     outcome = place.run()
     assert outcome.code == 0, outcome
-    assert outcome.shown.count("reused") == 6
+    assert outcome.shown.count("reused") == 7
     place.assert_whole()
     for name in ("examples", "statistics", "transform", "model", "evaluation"):
         digests = [

@@ -129,7 +129,7 @@ def test_a_blessed_run_leaves_every_artifact_where_the_runner_in_one_process_doe
     assert {path.name for path in root.iterdir()} == {".lock", "log.txt", *(step.output for step in STEPS)}
 
     by_name = {step.name: step.result for step in result.steps}
-    assert by_name["export"]["read"] == ["ingest", "validate", "transform", "train", "compress"]
+    assert by_name["export"]["read"] == ["ingest", "validate", "transform", "train", "optimize", "compress"]
     assert by_name["train"]["interpreter"] == sys.executable
     assert (by_name["train"]["settings"]["epochs"], type(by_name["train"]["settings"]["epochs"])) == (3, int)
     assert by_name["ingest"]["settings"] == _config().step_config("data").model_dump() | {"path": "later.csv"}
