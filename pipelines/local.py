@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -308,7 +309,7 @@ def main(
     Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 3 the model was not blessed, 130 interrupted.
     """
     interrupted = "Interrupted. Run the same command again: it goes on from the last whole step."
-    with reported(debug=debug, interrupted=interrupted), _termination_interrupts():
+    with reported(debug=debug, interrupted=interrupted), _interruptible():
         config = _load(arguments, print_config=print_config)
         _set_environment()
         options = {"from_step": from_step, "until": until, "force": force, "explain": explain}
@@ -319,13 +320,27 @@ def main(
 
 
 @contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send, end the run as Ctrl-C does: cleaned up and with a summary."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, and Ctrl-C end the run: cleaned up and with a summary."""
+    numbers = [signal.SIGTERM, signal.SIGALRM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, frame: types.FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but a little later where a finalizer runs: Python drops what is raised there."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _load(arguments: Sequence[str], *, print_config: bool) -> PipelineConfig:

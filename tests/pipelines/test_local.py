@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +407,16 @@ def test_command_refuses_step_options_with_kfp(workplace: Path) -> None:
     outcome = CliRunner().invoke(local.main, ["tiny.yaml", "--runner", "kfp", "--until", "train", "--explain"])
     assert outcome.exit_code == 2
     assert "leave out --until, --explain" in outcome.output
+
+
+class _SlowToGo:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+
+def test_an_interrupt_within_a_finalizer_is_not_lost() -> None:
+    with pytest.raises(KeyboardInterrupt), local._interruptible():
+        _SlowToGo()
+        time.sleep(5)
