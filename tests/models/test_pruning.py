@@ -12,21 +12,11 @@ from keras import layers, ops
 from models import resnet
 from models.optimization import PruningConfig, prune
 from models.spec import FeatureSpec, OutputSpec
+from tests.models.weights import settle
 
 RNG = np.random.default_rng(5)
 ROWS = RNG.normal(size=(32, 12)).astype(np.float32)
 IMAGES = RNG.normal(size=(8, 8, 8, 3)).astype(np.float32)
-
-
-def settle(model):
-    """Random numbers in the place of zero weights and of statistics, as training would give them."""
-    rng = np.random.default_rng(0)
-    for weight in model.weights:
-        if weight.path.endswith(("moving_variance", "gamma")):
-            weight.assign(rng.uniform(0.5, 2, weight.shape))
-        elif "float" in weight.dtype:
-            weight.assign(rng.normal(0, 0.3, weight.shape))
-    return model
 
 
 def dense_model():

@@ -29,6 +29,7 @@ from models.quantization import (
     strip,
 )
 from models.spec import FeatureSpec, OutputSpec
+from tests.models.weights import settle
 
 IMAGE, OUTPUT = {"image": FeatureSpec((8, 8, 3), "float32")}, OutputSpec("multiclass", 4)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -44,17 +45,6 @@ def fake_quantized(values, low, high, *, levels=255):
     scale = (high - low) / levels
     zero = np.clip(np.round(-low / scale), 0, levels)
     return (np.clip(np.floor(values / scale + zero + 0.5), 0, levels) - zero) * scale
-
-
-def settle(model, seed=0):
-    """Random numbers in the place of zero weights and of statistics, as training would give them."""
-    rng = np.random.default_rng(seed)
-    for weight in model.weights:
-        if weight.path.endswith(("moving_variance", "gamma")):
-            weight.assign(rng.uniform(0.5, 2, weight.shape))
-        elif "float" in weight.dtype:
-            weight.assign(rng.normal(0, 0.3, weight.shape))
-    return model
 
 
 def observed(model, inputs):
