@@ -123,7 +123,7 @@ def load_model(directory: Path) -> keras.Model:
     Raises:
         ArtifactError: the file is not one that this Keras can read.
     """
-    return read_model(directory / FILE, _builders(read_manifest(directory).made_from["config"]))
+    return read_model(directory / FILE, builders_of(read_manifest(directory).made_from["config"]))
 
 
 def read_model(file: Path, builders: Sequence[str]) -> keras.Model:
@@ -141,8 +141,8 @@ def read_model(file: Path, builders: Sequence[str]) -> keras.Model:
     return in_float32(model)
 
 
-def _builders(config: Mapping[str, Any]) -> list[str]:
-    """Of the trained model, and of the students that have learned from it."""
+def builders_of(config: Mapping[str, Any]) -> list[str]:
+    """Of the trained model, and of the students that have learned from it, by the config of `train` or `optimize`."""
     models = [config.get("train", config)["model"], *(stage.get("student") for stage in config.get("stages", []))]
     return [model["name"] for model in models if model is not None]
 

@@ -101,7 +101,7 @@ def _run_stage(
     made: list[optimization.Stage] = []
 
     def make_model(num_steps: int) -> keras.Model:
-        model = model_files.read_model(before / model_files.FILE, _builders(config))
+        model = model_files.read_model(before / model_files.FILE, model_files.builders_of(config.model_dump()))
         # Stages count calls of the model.
         num_calls = num_steps * settings.gradient_accumulation_steps
         try:
@@ -159,11 +159,6 @@ def _make_stage(stage: Stage, model: keras.Model, num_steps: int, preprocessing:
             skip=tuple(stage.skip),
         ),
     )
-
-
-def _builders(config: OptimizeConfig) -> list[str]:
-    students = [stage.student for stage in config.stages if isinstance(stage, DistillStage)]
-    return [model.name for model in (config.train.model, *students)]
 
 
 def train_config(stage: Stage, train: TrainConfig) -> TrainConfig:
