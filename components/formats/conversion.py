@@ -1,4 +1,4 @@
-"""What the converters with a package of their own share: that the package is there, and that the request fits."""
+"""What converters share: that the package is there, that the request fits, and what a file says of itself."""
 
 from __future__ import annotations
 
@@ -60,12 +60,20 @@ def _as_a_ci_job() -> Iterator[None]:
             os.environ["CI"] = before
 
 
-def check_form(title: str, form: str, forms: Collection[str], network: Network, calibration: Arrays | None) -> None:
-    """Refuse a form that there is not, and `int8` without calibration examples for every input."""
+def check_form(
+    title: str,
+    form: str,
+    forms: Collection[str],
+    network: Network,
+    calibration: Arrays | None,
+    *,
+    needs_calibration: bool,
+) -> None:
+    """Refuse a form that there is not, and calibration examples that are not there or lack an input."""
     if form not in forms:
         raise HeadraceError(f"{title} has no form '{form}'.{did_you_mean(form, forms)}")
-    if form == "int8" and not calibration:
-        raise HeadraceError(f"{title} int8 needs calibration={{name: examples}}, by which ranges are set.")
+    if needs_calibration and not calibration:
+        raise HeadraceError(f"{title} {form} needs calibration={{name: examples}}, by which ranges are set.")
     if calibration and (missing := [name for name in network.specs if name not in calibration]):
         raise HeadraceError(f"calibration lacks '{missing[0]}'.{did_you_mean(missing[0], calibration)}")
 

@@ -73,7 +73,7 @@ def convert_coreml(
         >>> convert_coreml(Network.of(model), Path("model.mlpackage"), form="float16", metadata={"labels": ["cat", "dog"]})
     """
     require_coremltools()
-    check_form("Core ML", form, FORMS, network, None)
+    check_form("Core ML", form, FORMS, network, None, needs_calibration=False)
     if package.suffix != ".mlpackage":
         raise HeadraceError(f"A Core ML model is a folder *.mlpackage, received {package.name}.")
     name = "coreml" if form == "float32" else f"coreml_{form}"

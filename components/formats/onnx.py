@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from components.errors import HeadraceError, did_you_mean
+from components.errors import HeadraceError
 from components.formats.checks import largest_difference
+from components.formats.conversion import check_form, described
 from components.formats.errors import ConversionError, first_line
 from components.formats.graph import UnmappedOp, text_ops, unmapped
 from components.formats.network import Arrays, Network
@@ -72,19 +72,17 @@ def convert_onnx(
     Example:
         >>> convert_onnx(Network.of(model), Path("model.onnx"), metadata={"labels": ["cat", "dog"]})
     """
-    if form not in FORMS:
-        raise HeadraceError(f"ONNX has no form '{form}'.{did_you_mean(form, FORMS)}")
-    if form == "static_int8" and not calibration and not network.has_ranges:
-        raise HeadraceError("ONNX static_int8 needs calibration={name: examples}, by which ranges are set.")
-    if calibration and (missing := [name for name in network.specs if name not in calibration]):
-        raise HeadraceError(f"calibration lacks '{missing[0]}'.{did_you_mean(missing[0], calibration)}")
+    import onnx
+
+    needs_calibration = form == "static_int8" and not network.has_ranges
+    check_form("ONNX", form, FORMS, network, calibration, needs_calibration=needs_calibration)
     name = "onnx" if form == "float32" else f"onnx_{form}"
     model = to_onnx_model(network, opset, name)
     if form == "static_int8" and not calibration:
         _weights_to_int8(model.graph)
     elif form != "float32":
         model = _quantized(network, model, form, calibration or {})
-    _describe(model, {"weights_sha256": network.weights_sha256(), **(metadata or {})})
+    onnx.helper.set_model_props(model, described(network, metadata))
     _check(model, name)
     content = model.SerializeToString(deterministic=True)
     runner = load_onnx(file, content)
@@ -220,13 +218,6 @@ def _axis_names(network: Network) -> dict[str, list[str]]:
     }
 
 
-def _describe(model: Any, metadata: Mapping[str, Any]) -> None:
-    import onnx
-
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in sorted(metadata.items())}
-    onnx.helper.set_model_props(model, texts)
-
-
 def _check(model: Any, form: str) -> None:
     import onnx
 
@@ -255,14 +246,7 @@ def _quantized(network: Network, model: Any, form: str, calibration: Arrays) -> 
             if form == "dynamic_int8":
                 quantization.quantize_dynamic(plain, target, weight_type=quantization.QuantType.QInt8)
             else:
-                quantization.quantize_static(
-                    plain,
-                    target,
-                    CalibrationReader(network, calibration),
-                    per_channel=True,
-                    activation_type=quantization.QuantType.QInt8,
-                    weight_type=quantization.QuantType.QInt8,
-                )
+                quantize_static(network, plain, target, calibration)
         except Exception as error:  # onnxruntime's own errors have no common base
             raise ConversionError(
                 f"onnx_{form}",
@@ -309,7 +293,22 @@ def _weights_to_int8(graph: Any) -> None:
         graph.initializer.remove(floats[name])
 
 
-class CalibrationReader:
+def quantize_static(network: Network, source: Path, target: Path, calibration: Arrays, **extra_options: Any) -> None:
+    """Write an ONNX file as one with int8 QDQ pairs, weights per channel, by onnxruntime."""
+    from onnxruntime import quantization
+
+    quantization.quantize_static(
+        source,
+        target,
+        _CalibrationReader(network, calibration),
+        per_channel=True,
+        activation_type=quantization.QuantType.QInt8,
+        weight_type=quantization.QuantType.QInt8,
+        extra_options=extra_options,
+    )
+
+
+class _CalibrationReader:
     """Calibration examples, as onnxruntime asks for them."""
 
     def __init__(self, network: Network, calibration: Arrays) -> None:

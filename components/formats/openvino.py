@@ -65,7 +65,7 @@ def convert_openvino(
         >>> convert_openvino(Network.of(model), Path("model.xml"), metadata={"labels": ["cat", "dog"]})
     """
     openvino = require("openvino", "openvino")
-    check_form("OpenVINO", form, FORMS, network, calibration)
+    check_form("OpenVINO", form, FORMS, network, calibration, needs_calibration=form == "int8")
     if file.suffix != ".xml":
         raise HeadraceError(f"An OpenVINO model is a pair of files, *.xml and *.bin, received {file.name}.")
     name = "openvino" if form == "float32" else f"openvino_{form}"

@@ -28,7 +28,7 @@ from components.formats.checks import largest_difference
 from components.formats.conversion import check_form, require
 from components.formats.errors import ConversionError, first_line
 from components.formats.network import Arrays, Network
-from components.formats.onnx import DEFAULT_OPSET, CalibrationReader, convert_onnx, quiet
+from components.formats.onnx import DEFAULT_OPSET, convert_onnx, quantize_static, quiet
 from components.formats.results import Conversion
 from components.formats.runners import PLAN, RECIPE, ModelRunner, load_onnx, load_tensorrt
 
@@ -71,7 +71,7 @@ def convert_tensorrt(
         >>> done.notes
         ('no plan was built: tensorrt is not installed ...',)
     """
-    check_form("TensorRT", form, FORMS, network, calibration)
+    check_form("TensorRT", form, FORMS, network, calibration, needs_calibration=form == "int8")
     shapes = _shapes(network, batch_sizes, lengths)
     name = "tensorrt" if form == "float32" else f"tensorrt_{form}"
     missing = _missing()
@@ -170,23 +170,15 @@ def _to_float16(file: Path) -> None:
 
 def _to_int8(network: Network, file: Path, calibration: Arrays) -> None:
     import onnx
-    from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     plain, target = file.with_name("plain.onnx"), file.with_name("int8.onnx")
     try:
         with quiet():
             quant_pre_process(file, plain, skip_symbolic_shape=True)
-            quantization.quantize_static(
-                plain,
-                target,
-                CalibrationReader(network, calibration),
-                per_channel=True,
-                activation_type=quantization.QuantType.QInt8,
-                weight_type=quantization.QuantType.QInt8,
-                # TensorRT takes no zero point but 0 and no int32 bias.
-                extra_options={"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False},
-            )
+            # TensorRT takes no zero point but 0 and no int32 bias.
+            symmetric = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
+            quantize_static(network, plain, target, calibration, **symmetric)
     except Exception as error:  # onnxruntime's own errors have no common base
         raise ConversionError(
             "tensorrt_int8",
