@@ -12,9 +12,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from serving.server import ModelServer
 
 
 @click.command()
@@ -90,31 +95,16 @@ import click
 @click.option(
     "--drain_grace_seconds", default=10.0, show_default=True, help="Seconds that requests get to finish after SIGTERM."
 )
-def main(
-    model_name: str,
-    model_base_path: Path | None,
-    model_config_file: Path | None,
-    model_config_file_poll_wait_seconds: float,
-    allow_version_labels_for_unavailable_models: bool,
-    max_num_load_retries: int,
-    load_retry_interval_micros: int,
-    port: int,
-    rest_api_port: int,
-    rest_api_timeout_in_ms: int,
-    file_system_poll_wait_seconds: float,
-    request_log_file: Path | None,
-    request_log_sampling_rate: float,
-    drain_grace_seconds: float,
-) -> None:
+def main(**flags: Any) -> None:
     """Serve SavedModels over TF Serving's gRPC and REST APIs.
 
     SIGTERM drains: /healthz/ready turns to 503, no new connections are taken, requests under way finish.
     """
-    if port == rest_api_port != 0:
-        raise click.UsageError(f"--port and --rest_api_port are both {port}; gRPC and REST need a port each")
-    if model_base_path is None and model_config_file is None:
+    if flags["port"] == flags["rest_api_port"] != 0:
+        raise click.UsageError(f"--port and --rest_api_port are both {flags['port']}; gRPC and REST need a port each")
+    if flags["model_base_path"] is None and flags["model_config_file"] is None:
         raise click.UsageError("give --model_base_path (and --model_name) for one model, or --model_config_file")
-    if not model_name:
+    if not flags["model_name"]:
         raise click.UsageError("--model_name is empty; requests need a name to call the model by")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -123,24 +113,8 @@ def main(
 
     from serving.errors import ServingError
     from serving.served_model import State
-    from serving.server import ModelServer
 
-    server = ModelServer(
-        model_name,
-        model_base_path if model_config_file is None else None,  # TF Serving's image always gives both
-        model_config_file=model_config_file,
-        model_config_file_poll_wait_seconds=model_config_file_poll_wait_seconds,
-        allow_version_labels_for_unavailable_models=allow_version_labels_for_unavailable_models,
-        max_num_load_retries=max_num_load_retries,
-        load_retry_interval_seconds=load_retry_interval_micros / 1e6,
-        grpc_port=port,
-        rest_port=rest_api_port,
-        host="",
-        poll_wait_seconds=file_system_poll_wait_seconds,
-        rest_timeout_seconds=rest_api_timeout_in_ms / 1000 if rest_api_timeout_in_ms > 0 else None,
-        request_log_file=request_log_file,
-        request_log_sampling_rate=request_log_sampling_rate,
-    )
+    server = _make_server(flags)
     try:
         server.start()
     except (ServingError, OSError) as error:
@@ -156,9 +130,31 @@ def main(
     click.echo(f"serving {', '.join(serving) or 'no model'} {ports}")
     sys.stdout.flush()
     stopping.wait()
-    server.stop(drain_grace_seconds)
+    server.stop(flags["drain_grace_seconds"])
     logging.shutdown()
     os._exit(0)  # a request that outlived the grace period must not keep the process
+
+
+def _make_server(flags: Mapping[str, Any]) -> ModelServer:
+    from serving.server import ModelServer
+
+    timeout_ms = flags["rest_api_timeout_in_ms"]
+    return ModelServer(
+        flags["model_name"],
+        flags["model_base_path"] if flags["model_config_file"] is None else None,  # TF Serving's image gives both
+        model_config_file=flags["model_config_file"],
+        model_config_file_poll_wait_seconds=flags["model_config_file_poll_wait_seconds"],
+        allow_version_labels_for_unavailable_models=flags["allow_version_labels_for_unavailable_models"],
+        max_num_load_retries=flags["max_num_load_retries"],
+        load_retry_interval_seconds=flags["load_retry_interval_micros"] / 1e6,
+        grpc_port=flags["port"],
+        rest_port=flags["rest_api_port"],
+        host="",
+        poll_wait_seconds=flags["file_system_poll_wait_seconds"],
+        rest_timeout_seconds=timeout_ms / 1000 if timeout_ms > 0 else None,
+        request_log_file=flags["request_log_file"],
+        request_log_sampling_rate=flags["request_log_sampling_rate"],
+    )
 
 
 if __name__ == "__main__":

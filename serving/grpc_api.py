@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -15,9 +16,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from serving.calls import CallContext, Models, OpenModel
 from serving.errors import Code, ServingError, invalid_argument
 from serving.inference import CLASSIFY, REGRESS, Inference, infer, infer_all
-from serving.manager import ModelManager
 from serving.model_config import ReloadConfigRequest, ReloadConfigResponse, requested_configs
 from serving.protos import (
     ClassificationRequest,
@@ -35,7 +36,6 @@ from serving.protos import (
     RegressionResponse,
     SignatureDefMap,
 )
-from serving.rest_api import PredictListener
 from serving.served_model import DEFAULT_SIGNATURE, Version
 from serving.tensors import decode, encode_values
 
@@ -52,65 +52,67 @@ _OPTIONS = (
 
 
 class GrpcApi:
-    """Answers the messages of TF Serving's services from the models that a manager serves.
+    """Answers the messages of TF Serving's services from the served models.
 
     Args:
-        manager: the models.
-        on_predict: told of each signature called with success (the request log).
+        models: the models.
     """
 
-    def __init__(self, manager: ModelManager, on_predict: PredictListener) -> None:
-        self._manager = manager
-        self._on_predict = on_predict
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
-    def predict(self, request: Any) -> Any:
+    def predict(self, request: Any, context: CallContext) -> Any:
         """PredictionService.Predict."""
         spec = request.model_spec
         name = spec.signature_name or DEFAULT_SIGNATURE
-        with self._lease(spec) as version:
+        with self._open(spec, context) as model:
             inputs = {alias: _decode(alias, tensor) for alias, tensor in request.inputs.items()}
-            outputs = version.loaded.run(name, inputs, request.output_filter)
-            self._on_predict(version, name, inputs, outputs)
+            outputs = model.run(name, inputs, request.output_filter)
             response = PredictResponse()
-            _fill_spec(response.model_spec, version, name)
+            _fill_spec(response.model_spec, model.version, name)
         for alias, array in outputs.items():
             encode_values(array, response.outputs[alias])
         return response
 
-    def classify(self, request: Any) -> Any:
+    def classify(self, request: Any, context: CallContext) -> Any:
         """PredictionService.Classify."""
-        return self._infer(CLASSIFY, request, ClassificationResponse(), _fill_classifications)
+        return self._infer(CLASSIFY, request, context, ClassificationResponse(), _fill_classifications)
 
-    def regress(self, request: Any) -> Any:
+    def regress(self, request: Any, context: CallContext) -> Any:
         """PredictionService.Regress."""
-        return self._infer(REGRESS, request, RegressionResponse(), _fill_regressions)
+        return self._infer(REGRESS, request, context, RegressionResponse(), _fill_regressions)
 
-    def _infer(self, method_name: str, request: Any, response: Any, fill: Callable[[Any, Inference], None]) -> Any:
+    def _infer(
+        self,
+        method_name: str,
+        request: Any,
+        context: CallContext,
+        response: Any,
+        fill: Callable[[Any, Inference], None],
+    ) -> Any:
         if not request.HasField("model_spec"):
             raise invalid_argument("Missing ModelSpec")
-        with self._lease(request.model_spec) as version:
-            found = infer(version.loaded, method_name, request.model_spec.signature_name, request.input)
-            self._on_predict(version, found.signature_name, found.inputs, found.outputs)
-            _fill_spec(response.model_spec, version, found.signature_name)
+        with self._open(request.model_spec, context) as model:
+            found = infer(model, method_name, request.model_spec.signature_name, request.input)
+            _fill_spec(response.model_spec, model.version, found.signature_name)
         fill(response.result, found)
         return response
 
-    def multi_inference(self, request: Any) -> Any:
+    def multi_inference(self, request: Any, context: CallContext) -> Any:
         """PredictionService.MultiInference."""
         response = MultiInferenceResponse()
         spec = request.tasks[0].model_spec if request.tasks else ModelSpec()
-        with self._lease(spec) as version:
-            for found in infer_all(version.loaded, request.tasks, request.input):
-                self._on_predict(version, found.signature_name, found.inputs, found.outputs)
+        with self._open(spec, context) as model:
+            for found in infer_all(model, request.tasks, request.input):
                 result = response.results.add()
-                _fill_spec(result.model_spec, version, found.signature_name)
+                _fill_spec(result.model_spec, model.version, found.signature_name)
                 if found.method_name == CLASSIFY:
                     _fill_classifications(result.classification_result, found)
                 else:
                     _fill_regressions(result.regression_result, found)
         return response
 
-    def get_model_metadata(self, request: Any) -> Any:
+    def get_model_metadata(self, request: Any, context: CallContext) -> Any:
         """PredictionService.GetModelMetadata."""
         if not request.metadata_field:
             raise invalid_argument("GetModelMetadataRequest must specify at least one metadata_field")
@@ -121,38 +123,41 @@ class GrpcApi:
             raise invalid_argument("Missing ModelSpec")
         signatures = SignatureDefMap()
         response = GetModelMetadataResponse()
-        with self._lease(request.model_spec) as version:
-            for name, signature in version.loaded.signatures.items():
+        with self._open(request.model_spec, context) as model:
+            for name, signature in model.signatures.items():
                 signatures.signature_def[name].CopyFrom(signature.proto)
-            _fill_spec(response.model_spec, version, "")
+            _fill_spec(response.model_spec, model.version, "")
         response.metadata["signature_def"].Pack(signatures)
         return response
 
-    def get_model_status(self, request: Any) -> Any:
+    def get_model_status(self, request: Any, context: CallContext) -> Any:
         """ModelService.GetModelStatus."""
         spec = request.model_spec
         if not request.HasField("model_spec"):
             raise invalid_argument("Missing ModelSpec")
         response = GetModelStatusResponse()
-        for version in self._manager.statuses(spec.name, spec.version.value if spec.HasField("version") else None):
+        for version in self._models.manager.statuses(
+            spec.name, spec.version.value if spec.HasField("version") else None
+        ):
             status = response.model_version_status.add(version=version.number, state=version.state.value)
             status.status.error_code = version.error.code.value if version.error else 0
             status.status.error_message = version.error.message if version.error else ""
         return response
 
-    def handle_reload_config_request(self, request: Any) -> Any:
+    def handle_reload_config_request(self, request: Any, context: CallContext) -> Any:
         """ModelService.HandleReloadConfigRequest."""
-        self._manager.reload(requested_configs(request))
+        self._models.manager.reload(requested_configs(request))
         response = ReloadConfigResponse()
         response.status.SetInParent()
         return response
 
-    def _lease(self, spec: Any) -> Any:
+    def _open(self, spec: Any, context: CallContext) -> OpenModel:
         choice = spec.WhichOneof("version_choice")
-        return self._manager.lease(
+        return self._models.open(
             spec.name,
             spec.version.value if choice == "version" else None,
             spec.version_label if choice == "version_label" else None,
+            context,
         )
 
 
@@ -229,10 +234,10 @@ def make_server(api: GrpcApi, address: str) -> tuple[grpc.Server, int]:
     return server, port
 
 
-def _handler(request_type: Any, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
+def _handler(request_type: Any, method: Callable[[Any, CallContext], Any]) -> grpc.RpcMethodHandler:
     def call(body: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return method(request_type.FromString(body)).SerializeToString()
+            return method(request_type.FromString(body), _call_context(context)).SerializeToString()
         except ServingError as error:
             return _fail(context, error.code, error.message)
         except DecodeError as error:
@@ -242,6 +247,17 @@ def _handler(request_type: Any, method: Callable[[Any], Any]) -> grpc.RpcMethodH
             return _fail(context, Code.INTERNAL, f"{type(error).__name__}: {error}")
 
     return grpc.unary_unary_rpc_method_handler(call)
+
+
+def _call_context(context: grpc.ServicerContext) -> CallContext:
+    seconds_left = context.time_remaining()
+    found = CallContext(
+        deadline=None if seconds_left is None else time.monotonic() + seconds_left,
+        header=lambda name: next((value for key, value in context.invocation_metadata() if key == name), None),
+    )
+    if not context.add_callback(found.cancel):
+        found.cancel()
+    return found
 
 
 def _fail(context: grpc.ServicerContext, code: Code, message: str) -> bytes:

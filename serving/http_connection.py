@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import time
 from collections import deque
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from serving.calls import CallContext
 from serving.errors import Code, ServingError
 from serving.rest_api import Request, Response, error_response
 
@@ -81,6 +83,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
         self._waiting.clear()
+        if self._current is not None:
+            self._current.request.context.cancel()
         self._current = None
         self._is_receiving = False
 
@@ -163,11 +167,13 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             return  # see _ignore_upgrade
         self._is_receiving = False
+        timeout = self._server.timeout_seconds
         request = Request(
             method=self._parser.get_method().decode("latin-1"),
             target=b"".join(self._url).decode("utf-8", "surrogateescape"),
             headers=self._headers,
             body=b"".join(self._body),
+            context=CallContext(None if timeout is None else time.monotonic() + timeout, self._headers.get),
         )
         self._waiting.append(
             _Exchange(request, self._parser.should_keep_alive(), self._parser.get_http_version() == "1.0")

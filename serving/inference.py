@@ -15,7 +15,7 @@ import numpy as np
 
 from serving import dtypes
 from serving.errors import Code, ServingError, invalid_argument
-from serving.served_model import DEFAULT_SIGNATURE, Model
+from serving.served_model import DEFAULT_SIGNATURE, Signatures
 from serving.tensors import object_array
 
 CLASSIFY = "tensorflow/serving/classify"
@@ -60,7 +60,7 @@ class Inference:
         return self.outputs[_OUTPUTS].reshape(-1)
 
 
-def infer(model: Model, method_name: str, signature_name: str, message: Any) -> Inference:
+def infer(model: Signatures, method_name: str, signature_name: str, message: Any) -> Inference:
     """Answer a Classify or Regress request.
 
     Args:
@@ -80,7 +80,7 @@ def infer(model: Model, method_name: str, signature_name: str, message: Any) -> 
     return _run(model, method_name, name, aliases, _serialized_examples(message))
 
 
-def infer_all(model: Model, tasks: Iterable[Any], message: Any) -> list[Inference]:
+def infer_all(model: Signatures, tasks: Iterable[Any], message: Any) -> list[Inference]:
     """Answer a MultiInference request: all tasks on the same examples.
 
     Args:
@@ -120,7 +120,7 @@ def _serialized_examples(message: Any) -> np.ndarray:
     return object_array([context + example.SerializeToString() for example in examples])
 
 
-def _run(model: Model, method_name: str, name: str, aliases: tuple[str, ...], examples: np.ndarray) -> Inference:
+def _run(model: Signatures, method_name: str, name: str, aliases: tuple[str, ...], examples: np.ndarray) -> Inference:
     inputs = {_INPUTS: examples}
     outputs = model.run(name, inputs, aliases)
     _CHECKS[method_name](outputs, len(examples))

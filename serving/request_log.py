@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from serving import tfrecord
-from serving.served_model import Version
+from serving.calls import Call
 from serving.tensors import decode, encode_content
 
 logger = logging.getLogger(__name__)
@@ -72,16 +72,17 @@ class RequestLog:
 
     def add(
         self,
-        version: Version,
-        signature_name: str,
-        inputs: Mapping[str, np.ndarray],
-        outputs: Mapping[str, np.ndarray],
+        call: Call,
     ) -> None:
         """Hand over a request; returns at once. When the queue is full it is dropped, and counted."""
+        if call.error is not None:
+            return
         if random.random() >= self._sampling_rate:
             return
         try:
-            self._queue.put_nowait(LogRecord(version.model_name, version.number, signature_name, inputs, outputs))
+            self._queue.put_nowait(
+                LogRecord(call.version.model_name, call.version.number, call.signature_name, call.inputs, call.outputs)
+            )
         except queue.Full:
             self.dropped += 1
 

@@ -15,11 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-import numpy as np
-
 from serving import inference, json_examples, json_request, json_response
+from serving.calls import CallContext, Models, OpenModel
 from serving.errors import HTTP_STATUS, Code, ServingError, invalid_argument
-from serving.manager import ModelManager
 from serving.served_model import DEFAULT_SIGNATURE, Version
 
 logger = logging.getLogger(__name__)
@@ -39,9 +37,6 @@ _NOT_FOUND_PAGE = (
     b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"  # libevent's
 )
 
-# Called after each successful call of a signature: the version, the signature's name, inputs and outputs by alias.
-PredictListener = Callable[[Version, str, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], None]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -52,12 +47,14 @@ class Request:
         target: path and query as sent, still percent-encoded.
         headers: lower-case name -> value.
         body: the whole body, as sent.
+        context: its deadline, and whether the client is still there.
     """
 
     method: str
     target: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    context: CallContext = field(default_factory=CallContext)
 
 
 @dataclass(frozen=True)
@@ -112,18 +109,16 @@ def _decode(text: str) -> str:
 
 
 class RestApi:
-    """Answers REST requests from the models that a manager serves.
+    """Answers REST requests from the served models.
 
     Args:
-        manager: the models.
+        models: the models.
         is_ready: False while the server drains; what the readiness path reports.
-        on_predict: told of each signature called with success (the request log).
     """
 
-    def __init__(self, manager: ModelManager, is_ready: Callable[[], bool], on_predict: PredictListener) -> None:
-        self._manager = manager
+    def __init__(self, models: Models, is_ready: Callable[[], bool]) -> None:
+        self._models = models
         self._is_ready = is_ready
-        self._on_predict = on_predict
 
     def handle(self, request: Request) -> Response:
         """Answer a request; every failure becomes a response."""
@@ -152,23 +147,25 @@ class RestApi:
             return Response(200 if "http://" in origin or "https://" in origin else 400, content_type="")
         route = parse_route(request.method, request.target)
         if request.method == "GET":
-            body = self._metadata(route) if route.verb.lower() == "metadata" else self._status(route)
+            body = self._metadata(route, request) if route.verb.lower() == "metadata" else self._status(route)
             return Response(200, body)
         if route.verb == "predict":
-            return Response(200, self._predict(route, _uncompressed(request)))
+            return Response(200, self._predict(route, request))
         if route.verb == "classify":
-            found = self._infer(route, _uncompressed(request), inference.CLASSIFY)
+            found = self._infer(route, request, inference.CLASSIFY)
             return Response(200, json_response.classifications(found.labels, found.scores))
         if route.verb == "regress":
-            found = self._infer(route, _uncompressed(request), inference.REGRESS)
+            found = self._infer(route, request, inference.REGRESS)
             return Response(200, json_response.regressions(found.values))
         raise invalid_argument(f"Malformed request: {request.method} {request.target}")
 
-    def _predict(self, route: Route, body: bytes) -> bytes:
-        document = json_request.parse_object(body)
+    def _open(self, route: Route, request: Request) -> OpenModel:
+        return self._models.open(route.model, route.version, route.label, request.context)
+
+    def _predict(self, route: Route, request: Request) -> bytes:
+        document = json_request.parse_object(_uncompressed(request))
         name = json_request.signature_name(document) or DEFAULT_SIGNATURE
-        with self._manager.lease(route.model, route.version, route.label) as version:
-            model = version.loaded
+        with self._open(route, request) as model:
             signature = model.signatures.get(name)
             if signature is None:
                 raise invalid_argument(f'Serving signature name: "{name}" not found in signature def')
@@ -176,35 +173,33 @@ class RestApi:
                 raise invalid_argument(f"Failed to get input map for signature: {name}")
             inputs, body_format = json_request.parse_inputs(document, signature.inputs)
             outputs = model.run(name, inputs)
-            self._on_predict(version, name, inputs, outputs)
         return json_response.predictions(outputs) if body_format == json_request.ROW else json_response.columns(outputs)
 
-    def _infer(self, route: Route, body: bytes, method_name: str) -> inference.Inference:
-        document = json_request.parse_object(body)
+    def _infer(self, route: Route, request: Request, method_name: str) -> inference.Inference:
+        document = json_request.parse_object(_uncompressed(request))
         name = json_request.signature_name(document)
         examples = json_examples.parse_examples(document)
-        with self._manager.lease(route.model, route.version, route.label) as version:
-            found = inference.infer(version.loaded, method_name, name, examples)
-            self._on_predict(version, found.signature_name, found.inputs, found.outputs)
-        return found
+        with self._open(route, request) as model:
+            return inference.infer(model, method_name, name, examples)
 
     def _status(self, route: Route) -> bytes:
         if not route.model:
             raise invalid_argument("Missing model name in request.")
         # The label is ignored, as in TF Serving: GetModelStatus looks at the version only.
-        versions = self._manager.statuses(route.model, route.version)
+        versions = self._models.manager.statuses(route.model, route.version)
         return _protobuf_json({"model_version_status": [_status_of(version) for version in versions]})
 
-    def _metadata(self, route: Route) -> bytes:
+    def _metadata(self, route: Route, request: Request) -> bytes:
         from google.protobuf import json_format
 
-        with self._manager.lease(route.model, route.version, route.label) as version:
+        with self._open(route, request) as model:
             signatures = {
                 name: json_format.MessageToDict(
                     signature.proto, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
                 )
-                for name, signature in version.loaded.signatures.items()
+                for name, signature in model.signatures.items()
             }
+            version = model.version
         spec = {"name": version.model_name, "signature_name": "", "version": str(version.number)}
         return _protobuf_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
 

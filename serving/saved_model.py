@@ -148,7 +148,7 @@ class SavedModel:
                 self._runner.prepare(signature)
 
     def run(
-        self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = ()
+        self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = (), context: Any = None
     ) -> dict[str, np.ndarray]:
         """Call a signature.
 
@@ -156,6 +156,7 @@ class SavedModel:
             signature_name: such as `serving_default` or `serve_examples`.
             inputs: one array for each input alias; those with a default may be left out.
             outputs: the aliases to compute; none means all.
+            context: not used: the call is made at once.
 
         Returns:
             Output alias -> array; strings are object arrays of bytes.

@@ -35,13 +35,22 @@ class State(IntEnum):
     END = 50
 
 
-class Model(Protocol):
-    """What the server needs of a loaded model (saved_model.SavedModel has it)."""
+class Signatures(Protocol):
+    """A model whose signatures can be called."""
 
     signatures: Any
 
     def run(self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Any = ()) -> dict[str, np.ndarray]:
         """Call a signature by name."""
+
+
+class Model(Signatures, Protocol):
+    """What the server needs of a loaded model (saved_model.SavedModel has it)."""
+
+    def run(
+        self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Any = (), context: Any = None
+    ) -> dict[str, np.ndarray]:
+        """Call a signature by name; `context` is the request's CallContext, for a model that lets requests wait."""
 
     def close(self) -> None:
         """Release the model."""

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
+from serving.calls import Listener, Models
 from serving.http_server import HttpServer
 from serving.manager import ModelManager
 from serving.request_log import RequestLog
 from serving.rest_api import RestApi
-from serving.served_model import ModelConfig, Version
+from serving.served_model import ModelConfig
 from serving.versions import VersionPolicy, latest
 
 
@@ -103,17 +102,20 @@ class ModelServer:
         """
         self.manager.check()
         with contextlib.ExitStack() as undo:
+            listeners: list[Listener] = []
             if self._request_log_file is not None:
                 self._request_log = RequestLog(self._request_log_file, self._request_log_sampling_rate)
                 undo.callback(self._request_log.close)
-            rest_api = RestApi(self.manager, lambda: self._is_ready, self._log_predict)
+                listeners.append(self._request_log.add)
+            models = Models(self.manager, listeners)
+            rest_api = RestApi(models, lambda: self._is_ready)
             self._rest = HttpServer(rest_api.handle, self._host, self.rest_port, self._rest_timeout_seconds)
             undo.callback(self._rest.abandon)
 
             from serving.grpc_api import GrpcApi, make_server  # imports TensorFlow: after all that can fail quickly
 
             grpc_address = f"{self._host or '[::]'}:{self.grpc_port}"
-            self._grpc, grpc_port = make_server(GrpcApi(self.manager, self._log_predict), grpc_address)
+            self._grpc, grpc_port = make_server(GrpcApi(models), grpc_address)
             undo.callback(self._grpc.stop, None)
             undo.callback(self.manager.stop)
             self.manager.start()
@@ -147,16 +149,6 @@ class ModelServer:
         self.manager.stop()
         if self._request_log is not None:
             self._request_log.close()
-
-    def _log_predict(
-        self,
-        version: Version,
-        signature_name: str,
-        inputs: Mapping[str, np.ndarray],
-        outputs: Mapping[str, np.ndarray],
-    ) -> None:
-        if self._request_log is not None:
-            self._request_log.add(version, signature_name, inputs, outputs)
 
     def __enter__(self) -> ModelServer:
         self.start()

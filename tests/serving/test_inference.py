@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from serving import dtypes, json_examples, json_response, protos, request_log, tfrecord
+from serving.calls import CallContext, Models
 from serving.errors import Code, ServingError
 from serving.grpc_api import GrpcApi
 from serving.inference import CLASSIFY, REGRESS, infer, infer_all
@@ -40,7 +41,9 @@ class FakeModel:
         self.outputs = outputs
         self.calls: list[tuple[str, list[bytes]]] = []
 
-    def run(self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Any = ()) -> dict[str, np.ndarray]:
+    def run(
+        self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Any = (), context: Any = None
+    ) -> dict[str, np.ndarray]:
         self.calls.append((signature_name, inputs["inputs"].tolist()))
         return {alias: self.outputs[alias] for alias in outputs}
 
@@ -177,20 +180,20 @@ def test_tasks_are_checked_before_any_runs(tasks: list[Any], code: Code, message
 def test_grpc_answers_with_labels_and_the_version() -> None:
     request = protos.ClassificationRequest(input=examples(1.0, 2.0))
     with pytest.raises(ServingError, match="Missing ModelSpec"):
-        api_of(FakeModel({})).classify(request)
+        api_of(FakeModel({})).classify(request, CallContext())
     request.model_spec.name = "m"
-    response = api_of(FakeModel({"classes": LABELS, "scores": SCORES})).classify(request)
+    response = api_of(FakeModel({"classes": LABELS, "scores": SCORES})).classify(request, CallContext())
     found = [[(item.label, item.score) for item in row.classes] for row in response.result.classifications]
     assert found == [[("cat", 0.25), ("dog", 0.75)], [("cat", 1), ("dog", 0)]]
     assert (response.model_spec.signature_name, response.model_spec.version.value) == ("serving_default", 3)
     with pytest.raises(ServingError, match="signature serving_default gives a class that is not UTF-8") as raised:
-        api_of(FakeModel({"classes": np.array([[b"\xff"]] * 2, object)})).classify(request)
+        api_of(FakeModel({"classes": np.array([[b"\xff"]] * 2, object)})).classify(request, CallContext())
     assert raised.value.code is Code.INTERNAL
 
 
 def api_of(model: FakeModel) -> GrpcApi:
     manager: Any = SimpleNamespace(lease=lambda *_: nullcontext(Version("m", 3, Path("m/3"), model=model)))
-    return GrpcApi(manager, lambda *_: None)
+    return GrpcApi(Models(manager))
 
 
 def test_features_of_json() -> None:
@@ -263,7 +266,7 @@ def test_warmup_replays_each_kind(tmp_path: Path) -> None:
     model = load_version(tmp_path / "1")
     calls = []
     run = model.run
-    model.run = lambda name, inputs, outputs: calls.append(name) or run(name, inputs, outputs)
+    model.run = lambda name, inputs, outputs, *_: calls.append(name) or run(name, inputs, outputs)
     write_warmup(tmp_path / "1", warmup_logs(2.0))
     assert replay(model, tmp_path / "1") == 3
     assert calls == ["classify_x_to_y", "regress_x_to_y", "classify_x_to_y", "regress_x_to_y2"]

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from serving import request_log, tfrecord
+from serving.calls import Call, CallContext
 from serving.errors import Code, ServingError
 from serving.protos import PredictionLog
 from serving.request_log import RequestLog
@@ -23,6 +24,10 @@ INPUTS = {
     "id": np.array(2**40, np.int64),
 }
 OUTPUTS = {"y": np.array([1.5, 2.5])}
+
+
+def call(version: Version, signature_name: str, inputs: Any, outputs: Any) -> Call:
+    return Call(version, signature_name, inputs, outputs, error=None, seconds=0.0, context=CallContext())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_damage_is_found_and_a_torn_tail_is_left_out(tmp_path: Path) -> None:
 def test_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "log"
     log = RequestLog(file, sampling_rate=1.0)
-    log.add(VERSION, "serving_default", INPUTS, OUTPUTS)
+    log.add(call(VERSION, "serving_default", INPUTS, OUTPUTS))
     log.close()
     [record] = request_log.read_records(file)
     assert (record.model_name, record.version, record.signature_name) == ("m", 7, "serving_default")
@@ -82,7 +87,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_records_are_prediction_logs(tmp_path: Path) -> None:
     file = tmp_path / "log"
     log = RequestLog(file, sampling_rate=1.0)
-    log.add(VERSION, "sig", INPUTS, OUTPUTS)
+    log.add(call(VERSION, "sig", INPUTS, OUTPUTS))
     log.close()
     [data] = tf.data.TFRecordDataset(str(file))
     proto = PredictionLog.FromString(data.numpy())
@@ -96,7 +101,7 @@ def test_appends_after_cutting_away_a_torn_record(tmp_path: Path) -> None:
     file = tmp_path / "log"
     for _ in range(2):
         log = RequestLog(file, sampling_rate=1.0)
-        log.add(VERSION, "s", INPUTS, OUTPUTS)
+        log.add(call(VERSION, "s", INPUTS, OUTPUTS))
         log.close()
         with file.open("ab") as torn:
             torn.write(tfrecord.frame(b"torn")[:-3])
@@ -115,7 +120,7 @@ def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
 def test_sampling(tmp_path: Path, rate: float, low: int, high: int) -> None:
     log = RequestLog(tmp_path / "log", sampling_rate=rate)
     for _ in range(200):
-        log.add(VERSION, "s", {}, {})
+        log.add(call(VERSION, "s", {}, {}))
     log.close()
     assert low <= len(list(request_log.read(tmp_path / "log"))) <= high
 
@@ -131,7 +136,7 @@ def test_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypatch
     monkeypatch.setattr(request_log, "_to_proto", slow)
     log = RequestLog(tmp_path / "log", sampling_rate=1.0)
     for _ in range(1000):
-        log.add(VERSION, "s", {}, {})
+        log.add(call(VERSION, "s", {}, {}))
     assert log.dropped in (1000 - 256, 1000 - 257)  # the writer may hold one
     release.set()
     log.close()
@@ -140,8 +145,8 @@ def test_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypatch
 
 def test_record_that_cannot_be_written_is_counted_and_the_next_one_is_written(tmp_path: Path) -> None:
     log = RequestLog(tmp_path / "log", sampling_rate=1.0)
-    log.add(VERSION, "s", {"x": np.array([object()])}, {})
-    log.add(VERSION, "s", INPUTS, {})
+    log.add(call(VERSION, "s", {"x": np.array([object()])}, {}))
+    log.add(call(VERSION, "s", INPUTS, {}))
     log.close()
     assert log.dropped == 1
     assert len(list(request_log.read(tmp_path / "log"))) == 1

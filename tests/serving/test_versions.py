@@ -29,7 +29,7 @@ class FakeModel:
         self.signatures: dict[str, Any] = {}
         self.is_closed = False
 
-    def run(self, signature_name: str, inputs: Any, outputs: Any = ()) -> Any:
+    def run(self, signature_name: str, inputs: Any, outputs: Any = (), context: Any = None) -> Any:
         assert not self.is_closed, "a request reached a model that was unloaded"
         return {"content": self.content}
 

@@ -1,0 +1,153 @@
+"""The way of a request to a model, the same for REST and gRPC: the version it names, its patience, and who is told."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from serving.errors import Code, ServingError
+from serving.manager import ModelManager
+from serving.served_model import Version
+
+
+def _no_header(name: str) -> str | None:
+    return None
+
+
+@dataclass(slots=True)
+class CallContext:
+    """What is known of a request besides its content.
+
+    Attributes:
+        deadline: when its client gives up, on the clock of `time.monotonic`; None means never.
+        header: the value of a header (REST) or metadata entry (gRPC) by its lower-case name, or None.
+        is_cancelled: whether the client has gone.
+    """
+
+    deadline: float | None = None
+    header: Callable[[str], str | None] = _no_header
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Note that the client has gone."""
+        self.is_cancelled = True
+
+    def check(self) -> None:
+        """See that somebody still waits for the answer.
+
+        Raises:
+            ServingError: CANCELLED or DEADLINE_EXCEEDED.
+        """
+        if self.is_cancelled:
+            raise ServingError(Code.CANCELLED, "the client has gone before the model was called")
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise ServingError(Code.DEADLINE_EXCEEDED, "the deadline passed before the model was called")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a signature, done.
+
+    Attributes:
+        version: whose signature.
+        signature_name: its name.
+        inputs: input alias -> array, as the client sent them.
+        outputs: output alias -> array; empty when the call failed.
+        error: why it failed, or None.
+        seconds: how long it took, the wait for a batch included.
+        context: the request.
+    """
+
+    version: Version
+    signature_name: str
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+    error: ServingError | None
+    seconds: float
+    context: CallContext
+
+
+# Told of each call of a signature, in the thread that answers the request: it must be quick and must not raise.
+Listener = Callable[[Call], None]
+
+
+class OpenModel:
+    """A version held for one request, as a context manager; its calls are told to the listeners.
+
+    Attributes:
+        version: the version.
+        signatures: name -> signature.
+    """
+
+    __slots__ = ("_context", "_lease", "_listeners", "_model", "signatures", "version")
+
+    def __init__(
+        self,
+        lease: contextlib.AbstractContextManager[Version],
+        context: CallContext,
+        listeners: Sequence[Listener],
+    ) -> None:
+        self._lease = lease
+        self._context = context
+        self._listeners = listeners
+
+    def __enter__(self) -> OpenModel:
+        self.version = self._lease.__enter__()
+        self._model = self.version.loaded
+        self.signatures = self._model.signatures
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lease.__exit__(kind, error, trace)
+
+    def run(
+        self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Call a signature; see SavedModel.run.
+
+        Raises:
+            ServingError: as there; CANCELLED or DEADLINE_EXCEEDED when nobody waits for the answer any more.
+        """
+        started = time.perf_counter()
+        found: dict[str, np.ndarray] = {}
+        failure: ServingError | None = None
+        try:
+            self._context.check()
+            found = self._model.run(signature_name, inputs, outputs, self._context)
+        except ServingError as error:
+            failure = error
+            raise
+        finally:
+            seconds = time.perf_counter() - started
+            call = Call(self.version, signature_name, inputs, found, failure, seconds, self._context)
+            for listener in self._listeners:
+                listener(call)
+        return found
+
+
+class Models:
+    """The served models, as the APIs see them.
+
+    Args:
+        manager: loads them.
+        listeners: told of each call of a signature.
+    """
+
+    def __init__(self, manager: ModelManager, listeners: Sequence[Listener] = ()) -> None:
+        self.manager = manager
+        self._listeners = tuple(listeners)
+
+    def open(self, name: str, number: int | None, label: str | None, context: CallContext) -> OpenModel:
+        """Hold the version that a request names; see ModelManager.lease.
+
+        Raises:
+            ServingError: INVALID_ARGUMENT without a name or for an unknown label, NOT_FOUND when nothing is served.
+        """
+        return OpenModel(self.manager.lease(name, number, label), context, self._listeners)
