@@ -76,7 +76,7 @@ def infer(model: Signatures, method_name: str, signature_name: str, message: Any
     name = signature_name or DEFAULT_SIGNATURE
     if name not in model.signatures:
         raise invalid_argument(f"No signature was found with the name: {name}")
-    aliases = _output_aliases(method_name, model.signatures[name].proto)
+    aliases = output_aliases(method_name, model.signatures[name].proto)
     return _run(model, method_name, name, aliases, _serialized_examples(message))
 
 
@@ -105,7 +105,7 @@ def infer_all(model: Signatures, tasks: Iterable[Any], message: Any) -> list[Inf
             raise invalid_argument(f"Duplicate evaluation of signature: {name}")
         if name not in model.signatures:
             raise invalid_argument(f"Requested signature not found in model graph: {name}")
-        planned[name] = task.method_name, _output_aliases(task.method_name, model.signatures[name].proto)
+        planned[name] = task.method_name, output_aliases(task.method_name, model.signatures[name].proto)
     examples = _serialized_examples(message)
     return [_run(model, method, name, aliases, examples) for name, (method, aliases) in planned.items()]
 
@@ -127,7 +127,7 @@ def _run(model: Signatures, method_name: str, name: str, aliases: tuple[str, ...
     return Inference(method_name, name, inputs, outputs)
 
 
-def _output_aliases(method_name: str, signature: Any) -> tuple[str, ...]:
+def output_aliases(method_name: str, signature: Any) -> tuple[str, ...]:
     """The outputs that a method takes of a SignatureDef."""
     if method_name == CLASSIFY:
         return _classification_aliases(signature)

@@ -25,11 +25,12 @@ _INTEGERS = frozenset(
 _MAX_DIGITS10 = {dtypes.FLOAT: 9, dtypes.DOUBLE: 17}
 
 
-def predictions(outputs: Mapping[str, np.ndarray]) -> bytes:
+def predictions(outputs: Mapping[str, np.ndarray], key: str = "predictions") -> bytes:
     """The answer to a request in row format.
 
     Args:
         outputs: output alias -> array of shape (batch, ...).
+        key: the key of the rows.
 
     Raises:
         ServingError: INVALID_ARGUMENT when an output has no batch dimension, the batches differ, or a type has no
@@ -40,7 +41,7 @@ def predictions(outputs: Mapping[str, np.ndarray]) -> bytes:
         [(alias, array)] = outputs.items()
         rows = _rows(alias, array, level=2)
         body = ", ".join(rows) + "\n    " if rows else ""
-        return _text(f'{{\n    "predictions": [{body}]\n}}')
+        return _text(f'{{\n    "{key}": [{body}]\n}}')
     texts = {alias: _rows(alias, array, level=3) for alias, array in outputs.items()}
     items = [
         "{\n"
@@ -48,7 +49,7 @@ def predictions(outputs: Mapping[str, np.ndarray]) -> bytes:
         + "\n        }"
         for item in range(batch_size)
     ]
-    return _text(f'{{\n    "predictions": {_lines(items, 1)}\n}}')
+    return _text(f'{{\n    "{key}": {_lines(items, 1)}\n}}')
 
 
 def columns(outputs: Mapping[str, np.ndarray]) -> bytes:

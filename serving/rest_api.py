@@ -13,18 +13,20 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
-from serving import inference, json_examples, json_request, json_response
+from serving import inference, json_examples, json_request, json_response, openapi
 from serving.calls import CallContext, Models, OpenModel
 from serving.errors import HTTP_STATUS, Code, ServingError, invalid_argument
-from serving.served_model import DEFAULT_SIGNATURE, Version
+from serving.served_model import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Version
 
 logger = logging.getLogger(__name__)
 
 _PREDICTION = re.compile(
     r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
-    r":(?P<verb>classify|regress|predict)",
+    r":(?P<verb>classify|regress|predict|explain)",
     re.IGNORECASE | re.ASCII,
 )
 _STATUS = re.compile(
@@ -33,6 +35,7 @@ _STATUS = re.compile(
 )
 _ROUTES = {"POST": _PREDICTION, "GET": _STATUS}
 _MAX_UNCOMPRESSED_BYTES = 100_000_000  # util/net_http/compression/gzip_zlib.h
+_DOCS_PAGE = Path(__file__).with_name("pages") / "docs.html"
 _NOT_FOUND_PAGE = (
     b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"  # libevent's
 )
@@ -74,7 +77,7 @@ class Route:
         model: the decoded model name; may be empty in a status request.
         version: a version number, or None.
         label: a version label, or None.
-        verb: predict, classify, regress, metadata, or empty for status.
+        verb: predict, classify, regress, explain, metadata, or empty for status.
     """
 
     model: str
@@ -139,6 +142,10 @@ class RestApi:
             return (
                 Response(200, b'{"status": "ready"}') if self._is_ready() else Response(503, b'{"status": "draining"}')
             )
+        if request.method in ("GET", "HEAD") and request.target == "/openapi.json":
+            return Response(200, json.dumps(openapi.describe(self._models.manager)).encode())
+        if request.method in ("GET", "HEAD") and request.target == "/docs":
+            return Response(200, _DOCS_PAGE.read_bytes(), "text/html; charset=utf-8")
         return Response(404, _NOT_FOUND_PAGE, "text/html")
 
     def _handle_api(self, request: Request) -> Response:
@@ -151,6 +158,8 @@ class RestApi:
             return Response(200, body)
         if route.verb == "predict":
             return Response(200, self._predict(route, request))
+        if route.verb == "explain":
+            return Response(200, self._explain(route, request))
         if route.verb == "classify":
             found = self._infer(route, request, inference.CLASSIFY)
             return Response(200, json_response.classifications(found.labels, found.scores))
@@ -166,14 +175,15 @@ class RestApi:
         document = json_request.parse_object(_uncompressed(request))
         name = json_request.signature_name(document) or DEFAULT_SIGNATURE
         with self._open(route, request) as model:
-            signature = model.signatures.get(name)
-            if signature is None:
-                raise invalid_argument(f'Serving signature name: "{name}" not found in signature def')
-            if not signature.inputs:
-                raise invalid_argument(f"Failed to get input map for signature: {name}")
-            inputs, body_format = json_request.parse_inputs(document, signature.inputs)
-            outputs = model.run(name, inputs)
-        return json_response.predictions(outputs) if body_format == json_request.ROW else json_response.columns(outputs)
+            return _answer(model, name, document, "predictions")
+
+    def _explain(self, route: Route, request: Request) -> bytes:
+        """KServe's verb; a model without such a signature has none, as in TF Serving."""
+        document = json_request.parse_object(_uncompressed(request))
+        with self._open(route, request) as model:
+            if EXPLAIN_SIGNATURE not in model.signatures:
+                raise invalid_argument(f"Malformed request: {request.method} {request.target}")
+            return _answer(model, EXPLAIN_SIGNATURE, document, "explanations")
 
     def _infer(self, route: Route, request: Request, method_name: str) -> inference.Inference:
         document = json_request.parse_object(_uncompressed(request))
@@ -202,6 +212,20 @@ class RestApi:
             version = model.version
         spec = {"name": version.model_name, "signature_name": "", "version": str(version.number)}
         return _protobuf_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
+
+
+def _answer(model: OpenModel, name: str, document: Mapping[str, Any], key: str) -> bytes:
+    """Call a signature on the inputs of a request's JSON; in row format the answer's rows are under `key`."""
+    signature = model.signatures.get(name)
+    if signature is None:
+        raise invalid_argument(f'Serving signature name: "{name}" not found in signature def')
+    if not signature.inputs:
+        raise invalid_argument(f"Failed to get input map for signature: {name}")
+    inputs, body_format = json_request.parse_inputs(document, signature.inputs)
+    outputs = model.run(name, inputs)
+    if body_format == json_request.ROW:
+        return json_response.predictions(outputs, key)
+    return json_response.columns(outputs)
 
 
 def error_response(error: ServingError) -> Response:

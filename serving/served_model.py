@@ -22,6 +22,7 @@ from serving.versions import VersionPolicy, find_versions, fingerprint
 logger = logging.getLogger(__name__)
 
 DEFAULT_SIGNATURE = "serving_default"
+EXPLAIN_SIGNATURE = "explain"  # what `:explain` calls, when the model has it
 
 
 class State(IntEnum):
