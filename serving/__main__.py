@@ -93,6 +93,18 @@ if TYPE_CHECKING:
     help="Share of the requests that is logged.",
 )
 @click.option(
+    "--shadow_label",
+    default="",
+    help="Repeat calls on the version with this label and compare the answers: GET /shadow.  [default: none]",
+)
+@click.option(
+    "--shadow_sampling_rate",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Share of the calls that is repeated.",
+)
+@click.option(
     "--drain_grace_seconds", default=10.0, show_default=True, help="Seconds that requests get to finish after SIGTERM."
 )
 def main(**flags: Any) -> None:
@@ -154,6 +166,8 @@ def _make_server(flags: Mapping[str, Any]) -> ModelServer:
         rest_timeout_seconds=timeout_ms / 1000 if timeout_ms > 0 else None,
         request_log_file=flags["request_log_file"],
         request_log_sampling_rate=flags["request_log_sampling_rate"],
+        shadow_label=flags["shadow_label"],
+        shadow_sampling_rate=flags["shadow_sampling_rate"],
     )
 
 

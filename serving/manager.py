@@ -165,6 +165,10 @@ class ModelManager:
             raise not_found(name, number)
         return model.lease(number)
 
+    def labels(self, name: str) -> Mapping[str, int]:
+        """The labels of a model's versions; none for an unknown model."""
+        return self._labels.get(name, {})
+
     def statuses(self, name: str, number: int | None) -> list[Version]:
         """What GetModelStatus reports: all versions of a model, or the one asked for.
 

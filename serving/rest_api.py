@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from urllib.parse import unquote
 from serving import inference, json_examples, json_request, json_response, openapi
 from serving.calls import CallContext, Models, OpenModel
 from serving.errors import HTTP_STATUS, Code, ServingError, invalid_argument
+from serving.metrics import Metrics
 from serving.served_model import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Version
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,9 @@ class Response:
     status: int
     body: bytes = b""
     content_type: str = "application/json"
+
+
+Page = Callable[[Request], Response]
 
 
 @dataclass(frozen=True)
@@ -117,23 +122,43 @@ class RestApi:
     Args:
         models: the models.
         is_ready: False while the server drains; what the readiness path reports.
+        pages: what answers GET for other paths outside /v1, such as `/shadow`.
+        metrics: counts the requests; default: those of this object alone.
+        metrics_path: where Prometheus finds the metrics, if anywhere.
     """
 
-    def __init__(self, models: Models, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        is_ready: Callable[[], bool],
+        pages: Mapping[str, Page] | None = None,
+        *,
+        metrics: Metrics | None = None,
+        metrics_path: str = "",
+    ) -> None:
         self._models = models
         self._is_ready = is_ready
+        self._metrics = metrics or Metrics(models.manager)
+        self._metrics_path = metrics_path
+        self._pages = {"/openapi.json": self._openapi, "/docs": _docs, **(pages or {})}
 
     def handle(self, request: Request) -> Response:
         """Answer a request; every failure becomes a response."""
+        is_api = request.target[:4].lower() == "/v1/"
+        started = time.perf_counter()
+        code = Code.OK
         try:
-            if request.target[:4].lower() == "/v1/":
-                return self._handle_api(request)
-            return self._handle_health(request)
+            return self._handle_api(request) if is_api else self._handle_health(request)
         except ServingError as error:
+            code = error.code
             return error_response(error)
         except Exception as error:
             logger.exception("REST request %s %s failed", request.method, request.target)
-            return error_response(ServingError(Code.INTERNAL, f"{type(error).__name__}: {error}"))
+            code = Code.INTERNAL
+            return error_response(ServingError(code, f"{type(error).__name__}: {error}"))
+        finally:
+            if is_api:
+                self._metrics.answered(request.context, code, time.perf_counter() - started)
 
     def _handle_health(self, request: Request) -> Response:
         if request.method in ("GET", "HEAD") and request.target == "/healthz/live":
@@ -142,20 +167,33 @@ class RestApi:
             return (
                 Response(200, b'{"status": "ready"}') if self._is_ready() else Response(503, b'{"status": "draining"}')
             )
-        if request.method in ("GET", "HEAD") and request.target == "/openapi.json":
-            return Response(200, json.dumps(openapi.describe(self._models.manager)).encode())
-        if request.method in ("GET", "HEAD") and request.target == "/docs":
-            return Response(200, _DOCS_PAGE.read_bytes(), "text/html; charset=utf-8")
+        if self._metrics_path and request.target.partition("?")[0] == self._metrics_path:
+            return self._metrics_page(request)
+        page = self._pages.get(request.target)
+        if page is not None and request.method in ("GET", "HEAD"):
+            return page(request)
         return Response(404, _NOT_FOUND_PAGE, "text/html")
+
+    def _metrics_page(self, request: Request) -> Response:
+        """For any method, as in TF Serving."""
+        if request.target != self._metrics_path:
+            message = f"Unexpected path: {request.target}. Should be {self._metrics_path}"
+            return Response(400, message.encode("utf-8", "surrogateescape"), "text/plain")
+        return Response(200, self._metrics.page(), "text/plain")
+
+    def _openapi(self, request: Request) -> Response:
+        return Response(200, json.dumps(openapi.describe(self._models.manager)).encode())
 
     def _handle_api(self, request: Request) -> Response:
         if request.method == "OPTIONS":
             origin = request.headers.get("origin", "")
             return Response(200 if "http://" in origin or "https://" in origin else 400, content_type="")
         route = parse_route(request.method, request.target)
+        request.context.model_name = route.model
         if request.method == "GET":
             body = self._metadata(route, request) if route.verb.lower() == "metadata" else self._status(route)
             return Response(200, body)
+        request.context.method = route.verb
         if route.verb == "predict":
             return Response(200, self._predict(route, request))
         if route.verb == "explain":
@@ -212,6 +250,10 @@ class RestApi:
             version = model.version
         spec = {"name": version.model_name, "signature_name": "", "version": str(version.number)}
         return _protobuf_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
+
+
+def _docs(request: Request) -> Response:
+    return Response(200, _DOCS_PAGE.read_bytes(), "text/html; charset=utf-8")
 
 
 def _answer(model: OpenModel, name: str, document: Mapping[str, Any], key: str) -> bytes:

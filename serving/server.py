@@ -12,8 +12,9 @@ from serving.calls import Listener, Models
 from serving.http_server import HttpServer
 from serving.manager import ModelManager
 from serving.request_log import RequestLog
-from serving.rest_api import RestApi
+from serving.rest_api import Page, RestApi
 from serving.served_model import ModelConfig
+from serving.shadow import Shadow
 from serving.versions import VersionPolicy, latest
 
 
@@ -38,6 +39,8 @@ class ModelServer:
         rest_timeout_seconds: after this a REST request is answered with 504; None waits for ever.
         request_log_file: where to append the predict requests, if anywhere.
         request_log_sampling_rate: the share of the requests that is logged, 0 to 1.
+        shadow_label: calls are repeated on the version with this label, and the answers compared; see shadow.
+        shadow_sampling_rate: the share of the calls that is repeated, 0 to 1.
 
     Attributes:
         grpc_port: the port bound, once started.
@@ -67,6 +70,8 @@ class ModelServer:
         rest_timeout_seconds: float | None = 30.0,
         request_log_file: Path | None = None,
         request_log_sampling_rate: float = 1.0,
+        shadow_label: str = "",
+        shadow_sampling_rate: float = 1.0,
     ) -> None:
         if (base_path is None) == (model_config_file is None):
             raise ValueError("give either the name and the base_path of a model, or a model_config_file")
@@ -77,6 +82,9 @@ class ModelServer:
         self._request_log_file = request_log_file
         self._request_log_sampling_rate = request_log_sampling_rate
         self._request_log: RequestLog | None = None
+        self._shadow_label = shadow_label
+        self._shadow_sampling_rate = shadow_sampling_rate
+        self._shadow: Shadow | None = None
         self._is_ready = False
         configs = []
         if base_path is not None:
@@ -107,8 +115,14 @@ class ModelServer:
                 self._request_log = RequestLog(self._request_log_file, self._request_log_sampling_rate)
                 undo.callback(self._request_log.close)
                 listeners.append(self._request_log.add)
+            pages: dict[str, Page] = {}
+            if self._shadow_label:
+                self._shadow = Shadow(self.manager, self._shadow_label, self._shadow_sampling_rate)
+                undo.callback(self._shadow.close)
+                listeners.append(self._shadow)
+                pages["/shadow"] = self._shadow.answer
             models = Models(self.manager, listeners)
-            rest_api = RestApi(models, lambda: self._is_ready)
+            rest_api = RestApi(models, lambda: self._is_ready, pages)
             self._rest = HttpServer(rest_api.handle, self._host, self.rest_port, self._rest_timeout_seconds)
             undo.callback(self._rest.abandon)
 
@@ -146,6 +160,8 @@ class ModelServer:
         grpc_stopped.wait()
         if self._stop_following is not None:
             self._stop_following()
+        if self._shadow is not None:
+            self._shadow.close()
         self.manager.stop()
         if self._request_log is not None:
             self._request_log.close()
