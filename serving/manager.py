@@ -157,7 +157,7 @@ class ModelManager:
         if not name:
             raise invalid_argument("ModelSpec has no name specified.")
         if label is not None:
-            number = self._labels.get(name, {}).get(label)
+            number = self.labels(name).get(label)
             if number is None:
                 raise invalid_argument(f"Unrecognized servable version label: {label}")
         model = self.models.get(name)
@@ -166,8 +166,10 @@ class ModelManager:
         return model.lease(number)
 
     def labels(self, name: str) -> Mapping[str, int]:
-        """The labels of a model's versions; none for an unknown model."""
-        return self._labels.get(name, {})
+        """Label -> version, of the config and of the traffic file, which counts more; none for an unknown model."""
+        model = self.models.get(name)
+        of_traffic = model.traffic_labels if model is not None else {}
+        return {**self._labels.get(name, {}), **of_traffic}
 
     def statuses(self, name: str, number: int | None) -> list[Version]:
         """What GetModelStatus reports: all versions of a model, or the one asked for.

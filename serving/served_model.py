@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from serving.errors import Code, ServingError
+from serving.traffic import Traffic, read_traffic
 from serving.versions import VersionPolicy, find_versions, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,13 @@ class ServedModel:
         self._versions: dict[int, Version] = {}
         self._newest: Version | None = None
         self._complaint = ""
+        self._traffic: Traffic | None = None
+        self._traffic_complaint = ""
+
+    @property
+    def traffic_labels(self) -> Mapping[str, int]:
+        """Label -> version, as the traffic file says; none without one."""
+        return self._traffic.labels if self._traffic is not None else {}
 
     def refresh(self) -> None:
         """Look at the disk: load what is new, then let go of what the policy no longer wants.
@@ -128,7 +136,8 @@ class ServedModel:
         found = self._find()
         if not found:
             return
-        wanted = self.config.policy(found)
+        self._read_traffic()
+        wanted = self._wanted(found)
         for number in sorted(wanted):
             if self._needs_loading(number, found[number]):
                 self._bring_up(number, found[number])
@@ -152,6 +161,22 @@ class ServedModel:
             )
         self._complaint = complaint
         return found
+
+    def _read_traffic(self) -> None:
+        """Follow the traffic file; a broken one is told, and the last good one holds."""
+        complaint = ""
+        try:
+            self._traffic = read_traffic(self.config.base_path)
+        except (ServingError, OSError) as error:
+            complaint = str(error)
+        if complaint and complaint != self._traffic_complaint:
+            logger.error("model %s: the traffic stays as it was: %s", self.config.name, complaint)
+        self._traffic_complaint = complaint
+
+    def _wanted(self, found: Mapping[int, Path]) -> set[int]:
+        if self._traffic is None:
+            return self.config.policy(found)
+        return set(self._traffic.labels.values()) & found.keys()
 
     def _needs_loading(self, number: int, path: Path) -> bool:
         known = self._versions.get(number)
@@ -200,18 +225,27 @@ class ServedModel:
         version.state = State.END
         logger.info("model %s: version %d is unloaded", self.config.name, version.number)
 
+    def _default(self) -> Version | None:
+        if self._traffic is None:
+            return self._newest
+        for number in (self._traffic.choose(), self._traffic.stable):
+            version = self._versions.get(number)
+            if version is not None and version.state is State.AVAILABLE:
+                return version
+        return self._newest
+
     @contextlib.contextmanager
     def lease(self, number: int | None) -> Iterator[Version]:
         """Hold a version while a request uses it; it is not unloaded before.
 
         Args:
-            number: the version wanted, or None for the newest available.
+            number: the version wanted, or None for what the traffic file says, else the newest available.
 
         Raises:
             ServingError: NOT_FOUND when it is not available.
         """
         with self._lock:
-            version = self._newest if number is None else self._versions.get(number)
+            version = self._default() if number is None else self._versions.get(number)
             if version is None or version.state is not State.AVAILABLE:
                 raise not_found(self.config.name, number)
             version.leases += 1
