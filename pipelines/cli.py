@@ -15,6 +15,10 @@ COMMANDS = {
     "compile": ("pipelines.compile:main", "Write the Kubeflow pipeline of a config as YAML."),
     "submit": ("pipelines.submit:main", "Send a pipeline to a Kubeflow Pipelines API."),
     "serve": ("serving.__main__:main", "Serve a pushed model over gRPC and REST."),
+    "manifests": ("pipelines.manifests:main", "Write what puts a pushed model on Kubernetes, KServe or compose."),
+    "deploy": ("serving.rollout.commands:deploy", "Put a pushed version on trial, with a share of the requests."),
+    "promote": ("serving.rollout.commands:promote", "Give the version on trial all requests."),
+    "rollback": ("serving.rollout.commands:rollback", "Take back the version on trial, or go back to the one before."),
     "predict": ("serving.client:predict", "Ask a served model."),
     "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
 }

@@ -100,11 +100,20 @@ def write_traffic(base_path: Path, traffic: Traffic | None) -> None:
     path = base_path / TRAFFIC_FILE
     if traffic is None:
         path.unlink(missing_ok=True)
-        return
-    handle, name = tempfile.mkstemp(dir=base_path, prefix=f".{TRAFFIC_FILE}.")
+    else:
+        write_json(path, asdict(traffic))
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; an old file is still there.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:
-            json.dump(asdict(traffic), file)
+            json.dump(document, file)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
