@@ -19,6 +19,7 @@ COMMANDS = {
     "deploy": ("serving.rollout.commands:deploy", "Put a pushed version on trial, with a share of the requests."),
     "promote": ("serving.rollout.commands:promote", "Give the version on trial all requests."),
     "rollback": ("serving.rollout.commands:rollback", "Take back the version on trial, or go back to the one before."),
+    "monitor": ("pipelines.monitor:main", "Compare what a pushed model is asked with what it was trained on."),
     "predict": ("serving.client:predict", "Ask a served model."),
     "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
 }

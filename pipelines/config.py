@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from components.config import (
     CompressConfig,
     DataConfig,
+    DeployConfig,
     EvaluateConfig,
     ExportConfig,
     ModelConfig,
@@ -38,6 +39,8 @@ from pipelines.config_sources import Settings, read_settings
 DEFAULT = Path("configs/chicago_taxi.yaml")
 _PROJECT = Path(__file__).resolve().parent.parent
 
+Config = TypeVar("Config", bound=BaseModel)
+
 
 class PipelineConfig(Section):
     """One experiment: what every step is told."""
@@ -57,6 +60,7 @@ class PipelineConfig(Section):
     export: ExportConfig = ExportConfig()
     verify: VerifyConfig = VerifyConfig()
     push: PushConfig = PushConfig()
+    deploy: DeployConfig = DeployConfig()
     monitor: MonitorConfig = MonitorConfig()
 
     @model_validator(mode="after")
@@ -78,6 +82,7 @@ class PipelineConfig(Section):
         values: dict[str, Any] = {
             "name": self.name,
             "seed": self.seed,
+            "task": self.data.task,
             "model": self.model,
             "train": self.train.model_copy(update={"seed": self.seed, "model": self.model}),
             "champion_path": f"{self.push.destination}/{self.name}",
@@ -112,30 +117,48 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> PipelineConf
         >>> load_config("configs/chicago_taxi.yaml", ["train.epochs=3"]).train.epochs
         3
     """
-    settings = read_settings(Path(path), overrides)
-    problems = [*settings.problems, *config_problems.before_validation(settings.tree, PipelineConfig)]
+    return validated(read_settings(Path(path), overrides), PipelineConfig)
+
+
+def validated(settings: Settings, root: type[Config]) -> Config:
+    """The settings as a config of class `root`.
+
+    Raises:
+        ConfigError: anything is wrong; every problem is listed with its place.
+    """
+    problems = [*settings.problems, *config_problems.before_validation(settings.tree, root)]
     config = None
     try:
-        config = PipelineConfig.model_validate(settings.tree)
+        config = root.model_validate(settings.tree)
     except ValidationError as error:
-        problems += config_problems.of_validation(error, settings.tree, PipelineConfig)
+        problems += config_problems.of_validation(error, settings.tree, root)
     if config is None or problems:
         raise ConfigError(_all_of(problems, settings))
     return config
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[Path, list[str]]:
-    """The config file and the overrides of a command line `[CONFIG] [section.key=value ...]`.
+    """The config file, or else the default one, and the overrides of a command line `[CONFIG] [section.key=value ...]`.
 
     Raises:
         ConfigError: an argument after the first is no override, or there is no default config.
+    """
+    path, overrides = split_given(arguments)
+    return path or default_config_path(), overrides
+
+
+def split_given(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The config file, if one is given, and the overrides of a command line `[CONFIG] [section.key=value ...]`.
+
+    Raises:
+        ConfigError: an argument after the first is no override.
     """
     path, overrides = None, list(arguments)
     if overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
         path = Path(overrides.pop(0))
     if wrong := [argument for argument in overrides if "=" not in argument]:
         raise ConfigError(f"Expected section.key=value after the config, received {', '.join(map(repr, wrong))}.")
-    return path or default_config_path(), overrides
+    return path, overrides
 
 
 def default_config_path() -> Path:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
+from serving.batching import BatchingModel, finish
 from serving.errors import Code, ServingError
 from serving.manager import ModelManager
 from serving.served_model import Version
@@ -27,11 +29,22 @@ class CallContext:
         deadline: when its client gives up, on the clock of `time.monotonic`; None means never.
         header: the value of a header (REST) or metadata entry (gRPC) by its lower-case name, or None.
         is_cancelled: whether the client has gone.
+        api: `rest` or `grpc`.
+        method: what is asked for, as TF Serving's metrics name it: `predict` over REST, `Predict` over gRPC; empty for
+            a REST request that calls no model.
+        model_name: the model that is asked for; empty as long as it is not known.
+        queue_seconds: how long it has waited for a batch; None without batching.
+        span: its span, when requests are traced.
     """
 
     deadline: float | None = None
     header: Callable[[str], str | None] = _no_header
     is_cancelled: bool = False
+    api: str = "rest"
+    method: str = ""
+    model_name: str = ""
+    queue_seconds: float | None = None
+    span: Any = None
 
     def cancel(self) -> None:
         """Note that the client has gone."""
@@ -45,8 +58,12 @@ class CallContext:
         """
         if self.is_cancelled:
             raise ServingError(Code.CANCELLED, "the client has gone before the model was called")
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        if self.is_late():
             raise ServingError(Code.DEADLINE_EXCEEDED, "the deadline passed before the model was called")
+
+    def is_late(self) -> bool:
+        """Whether the deadline has passed: the client takes no answer any more."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
 
 @dataclass(slots=True)
@@ -110,19 +127,32 @@ class OpenModel:
     def run(
         self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = ()
     ) -> dict[str, np.ndarray]:
-        """Call a signature; see SavedModel.run.
+        """Call a signature, and wait in this thread if it runs in a batch; see SignatureModel.run.
 
         Raises:
-            ServingError: as there; CANCELLED or DEADLINE_EXCEEDED when nobody waits for the answer any more.
+            ServingError: as there, and BatchingModel.submit; CANCELLED or DEADLINE_EXCEEDED when nobody waits for the
+                answer any more.
         """
+        return finish(self.run_later(signature_name, inputs, outputs))
+
+    async def run_later(
+        self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """As `run`, but a coroutine that waits for the batch: see BatchTask."""
         started = time.perf_counter()
         found: dict[str, np.ndarray] = {}
         failure: ServingError | None = None
         try:
             self._context.check()
-            found = self._model.run(signature_name, inputs, outputs, self._context)
+            if isinstance(self._model, BatchingModel):
+                found = await self._model.submit(signature_name, inputs, outputs, self._context)
+            else:
+                found = self._model.run(signature_name, inputs, outputs, self._context)
         except ServingError as error:
             failure = error
+            raise
+        except BaseException as error:
+            failure = ServingError(Code.INTERNAL, f"{type(error).__name__}: {error}")
             raise
         finally:
             seconds = time.perf_counter() - started

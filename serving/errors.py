@@ -70,12 +70,14 @@ class ServingError(Exception):
     Args:
         code: the canonical status.
         message: what a client gets to read.
+        retry_after_seconds: when it may be worth to try again, if that is known.
     """
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
+        self.retry_after_seconds = retry_after_seconds
 
 
 def invalid_argument(message: str) -> ServingError:

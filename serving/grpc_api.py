@@ -7,10 +7,8 @@ message that does not parse is a client's error and not a stack trace in the log
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from concurrent import futures
 from typing import Any
 
 import grpc
@@ -18,9 +16,14 @@ from google.protobuf.message import DecodeError
 
 from serving.calls import CallContext, Models, OpenModel
 from serving.errors import Code, ServingError, invalid_argument
+from serving.grpc_server import fail
 from serving.inference import CLASSIFY, REGRESS, Inference, infer, infer_all
-from serving.model_config import ReloadConfigRequest, ReloadConfigResponse, requested_configs
+from serving.limits import ConcurrencyLimit
+from serving.metrics import Metrics
+from serving.model_config import requested_configs
 from serving.protos import (
+    MODEL_SERVICE,
+    PREDICTION_SERVICE,
     ClassificationRequest,
     ClassificationResponse,
     GetModelMetadataRequest,
@@ -34,21 +37,16 @@ from serving.protos import (
     PredictResponse,
     RegressionRequest,
     RegressionResponse,
+    ReloadConfigRequest,
+    ReloadConfigResponse,
     SignatureDefMap,
 )
 from serving.served_model import DEFAULT_SIGNATURE, Version
-from serving.tensors import decode, encode_values
+from serving.tensors import decode, encode_content, encode_values
 
 logger = logging.getLogger(__name__)
 
-PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
-MODEL_SERVICE = "tensorflow.serving.ModelService"
-_STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-_OPTIONS = (
-    ("grpc.max_receive_message_length", 2**31 - 1),
-    ("grpc.max_send_message_length", 2**31 - 1),
-    ("grpc.so_reuseport", 0),  # else a second server on a busy port would start, and get half of the requests
-)
+_Call = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 class GrpcApi:
@@ -56,10 +54,23 @@ class GrpcApi:
 
     Args:
         models: the models.
+        tensor_content: whether Predict answers with `tensor_content` in place of `float_val` and its like.
+        check_method_names: whether Classify and Regress refuse signatures that were saved for another method.
+        metrics: counts the requests; default: those of this object alone.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(
+        self,
+        models: Models,
+        *,
+        tensor_content: bool = False,
+        check_method_names: bool = False,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._check_method_names = check_method_names
         self._models = models
+        self.metrics = metrics or Metrics(models.manager)
+        self._encode = encode_content if tensor_content else encode_values
 
     def predict(self, request: Any, context: CallContext) -> Any:
         """PredictionService.Predict."""
@@ -71,7 +82,7 @@ class GrpcApi:
             response = PredictResponse()
             _fill_spec(response.model_spec, model.version, name)
         for alias, array in outputs.items():
-            encode_values(array, response.outputs[alias])
+            self._encode(array, response.outputs[alias])
         return response
 
     def classify(self, request: Any, context: CallContext) -> Any:
@@ -93,7 +104,8 @@ class GrpcApi:
         if not request.HasField("model_spec"):
             raise invalid_argument("Missing ModelSpec")
         with self._open(request.model_spec, context) as model:
-            found = infer(model, method_name, request.model_spec.signature_name, request.input)
+            name, check = request.model_spec.signature_name, self._check_method_names
+            found = infer(model, method_name, name, request.input, check)
             _fill_spec(response.model_spec, model.version, found.signature_name)
         fill(response.result, found)
         return response
@@ -103,7 +115,7 @@ class GrpcApi:
         response = MultiInferenceResponse()
         spec = request.tasks[0].model_spec if request.tasks else ModelSpec()
         with self._open(spec, context) as model:
-            for found in infer_all(model, request.tasks, request.input):
+            for found in infer_all(model, request.tasks, request.input, self._check_method_names):
                 result = response.results.add()
                 _fill_spec(result.model_spec, model.version, found.signature_name)
                 if found.method_name == CLASSIFY:
@@ -146,13 +158,17 @@ class GrpcApi:
 
     def handle_reload_config_request(self, request: Any, context: CallContext) -> Any:
         """ModelService.HandleReloadConfigRequest."""
+        before = {name: self.metrics.value(name) for name in request.metric_names}
         self._models.manager.reload(requested_configs(request))
         response = ReloadConfigResponse()
         response.status.SetInParent()
+        for name, value in before.items():
+            response.metric.add(name=name, int64_value_increase=self.metrics.value(name) - value)
         return response
 
     def _open(self, spec: Any, context: CallContext) -> OpenModel:
         choice = spec.WhichOneof("version_choice")
+        context.model_name = spec.name
         return self._models.open(
             spec.name,
             spec.version.value if choice == "version" else None,
@@ -191,76 +207,87 @@ def _fill_spec(spec: Any, version: Version, signature_name: str) -> None:
     spec.version.value = version.number
 
 
-def make_server(api: GrpcApi, address: str) -> tuple[grpc.Server, int]:
-    """A gRPC server for the API, not started yet.
+def make_handlers(api: GrpcApi, concurrency_limit: ConcurrencyLimit | None = None) -> list[grpc.GenericRpcHandler]:
+    """TF Serving's services for a gRPC server.
 
     Args:
         api: answers the calls.
-        address: `host:port`; port 0 lets the system choose.
-
-    Returns:
-        The server and the port it is bound to.
-
-    Raises:
-        OSError: the port cannot be had.
+        concurrency_limit: refuses calls while too many requests are under way; None refuses none.
     """
-    workers = futures.ThreadPoolExecutor(4 * (os.cpu_count() or 1), thread_name_prefix="grpc")
-    server = grpc.server(workers, options=_OPTIONS)
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                PREDICTION_SERVICE,
-                {
-                    "Predict": _handler(PredictRequest, api.predict),
-                    "GetModelMetadata": _handler(GetModelMetadataRequest, api.get_model_metadata),
-                    "Classify": _handler(ClassificationRequest, api.classify),
-                    "Regress": _handler(RegressionRequest, api.regress),
-                    "MultiInference": _handler(MultiInferenceRequest, api.multi_inference),
-                },
-            ),
-            grpc.method_handlers_generic_handler(
-                MODEL_SERVICE,
-                {
-                    "GetModelStatus": _handler(GetModelStatusRequest, api.get_model_status),
-                    "HandleReloadConfigRequest": _handler(ReloadConfigRequest, api.handle_reload_config_request),
-                },
-            ),
+    services = {
+        PREDICTION_SERVICE: {
+            "Predict": _handler(PredictRequest, api.predict, api.metrics),
+            "GetModelMetadata": _handler(GetModelMetadataRequest, api.get_model_metadata),
+            "Classify": _handler(ClassificationRequest, api.classify, api.metrics),
+            "Regress": _handler(RegressionRequest, api.regress, api.metrics),
+            "MultiInference": _handler(MultiInferenceRequest, api.multi_inference),
+        },
+        MODEL_SERVICE: {
+            "GetModelStatus": _handler(GetModelStatusRequest, api.get_model_status),
+            "HandleReloadConfigRequest": _handler(ReloadConfigRequest, api.handle_reload_config_request),
+        },
+    }
+    return [
+        grpc.method_handlers_generic_handler(
+            service,
+            {
+                name: grpc.unary_unary_rpc_method_handler(
+                    call if concurrency_limit is None else _limited(call, concurrency_limit)
+                )
+                for name, call in calls.items()
+            },
         )
-    )
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise OSError(f"gRPC cannot listen on {address}; is the port in use by another process?") from error
-    return server, port
+        for service, calls in services.items()
+    ]
 
 
-def _handler(request_type: Any, method: Callable[[Any, CallContext], Any]) -> grpc.RpcMethodHandler:
-    def call(body: bytes, context: grpc.ServicerContext) -> bytes:
+def _limited(call: _Call, limit: ConcurrencyLimit) -> _Call:
+    def limited(body: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return method(request_type.FromString(body), _call_context(context)).SerializeToString()
+            limit.enter()
         except ServingError as error:
-            return _fail(context, error.code, error.message)
+            return fail(context, error)
+        try:
+            return call(body, context)
+        finally:
+            limit.leave()
+
+    return limited
+
+
+def _handler(request_type: Any, method: Callable[[Any, CallContext], Any], metrics: Metrics | None = None) -> _Call:
+    """Bytes in, bytes out; `metrics` counts the requests of the three methods that TF Serving counts."""
+    name = method.__name__.title().replace("_", "")
+
+    def call(body: bytes, context: grpc.ServicerContext) -> bytes:
+        started = time.perf_counter()
+        call_context = _call_context(context, name)
+        failure: ServingError | None = None
+        try:
+            return method(request_type.FromString(body), call_context).SerializeToString()
+        except ServingError as error:
+            failure = error
         except DecodeError as error:
-            return _fail(context, Code.INVALID_ARGUMENT, f"the request is no {request_type.DESCRIPTOR.name}: {error}")
+            failure = invalid_argument(f"the request is no {request_type.DESCRIPTOR.name}: {error}")
         except Exception as error:
-            logger.exception("gRPC %s failed", request_type.DESCRIPTOR.name)
-            return _fail(context, Code.INTERNAL, f"{type(error).__name__}: {error}")
+            logger.exception("gRPC %s failed", name)
+            failure = ServingError(Code.INTERNAL, f"{type(error).__name__}: {error}")
+        finally:
+            if metrics is not None:
+                metrics.answered(call_context, failure.code if failure else Code.OK, time.perf_counter() - started)
+        return fail(context, failure)
 
-    return grpc.unary_unary_rpc_method_handler(call)
+    return call
 
 
-def _call_context(context: grpc.ServicerContext) -> CallContext:
+def _call_context(context: grpc.ServicerContext, method: str) -> CallContext:
     seconds_left = context.time_remaining()
     found = CallContext(
         deadline=None if seconds_left is None else time.monotonic() + seconds_left,
         header=lambda name: next((value for key, value in context.invocation_metadata() if key == name), None),
+        api="grpc",
+        method=method,
     )
     if not context.add_callback(found.cancel):
         found.cancel()
     return found
-
-
-def _fail(context: grpc.ServicerContext, code: Code, message: str) -> bytes:
-    context.set_code(_STATUS_CODES[code])
-    context.set_details(message)
-    return b""

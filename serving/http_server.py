@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 server for a synchronous handler: asyncio.Protocol and httptools on a thread of its own.
+"""A small HTTP/1.1 server: asyncio.Protocol and httptools on a thread of its own.
 
 A request is answered on the event loop as long as requests have lately been quick, else on a thread pool, so that a
-slow model never stops the loop for long.
+slow model never stops the loop for long. While it waits for a batch it holds no thread.
 """
 
 from __future__ import annotations
@@ -11,40 +11,65 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from serving.http_connection import Connection
+from serving.batching import BatchTask
+from serving.http_connection import Answering, Connection
+from serving.limits import ConcurrencyLimit
 from serving.rest_api import Request, Response
+from serving.settings import RestSettings
 
-Handler = Callable[[Request], Response]
+Handler = Callable[[Request], Answering]
 
 _INLINE_SECONDS = 0.001
 _INLINE_BODY_BYTES = 16_384
 _DECAY = 0.9
+_CHECK_SECONDS = 1.0
 
 
 class HttpServer:
     """Serves a handler over HTTP.
 
     Args:
-        handler: answers a request; runs on the event loop or in a worker thread, and never raises.
+        handler: answers a request; runs on the event loop or in a worker thread, awaits nothing but BatchTasks, and
+            never raises.
         host: the address to listen on; "" means every one, IPv6 and IPv4.
         port: 0 lets the system choose.
         timeout_seconds: after this a request is answered with 504; None waits for ever.
+        settings: threads, limits and TLS.
+        admit: looks at the head of a request, and answers it when the body need not be read.
+        concurrency_limit: refuses POST requests while too many are under way; None refuses none.
 
     Raises:
         OSError: the port cannot be had.
     """
 
-    def __init__(self, handler: Handler, host: str, port: int, timeout_seconds: float | None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        host: str,
+        port: int,
+        timeout_seconds: float | None,
+        settings: RestSettings = RestSettings(),  # noqa: B008  frozen
+        *,
+        admit: Callable[[Request], Response | None] | None = None,
+        concurrency_limit: ConcurrencyLimit | None = None,
+    ) -> None:
         self.timeout_seconds = timeout_seconds
+        self.settings = settings
+        self.admit = admit
+        self.concurrency_limit = concurrency_limit
         self.is_draining = False
         self.connections: set[Connection] = set()
-        self._handler = handler
+        self.handler = handler
+        self._callbacks: deque[Callable[[], object]] = deque()
+        self._is_woken = False
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
-        self.workers: Executor = ThreadPoolExecutor(4 * (os.cpu_count() or 1), thread_name_prefix="rest")
+        num_threads = settings.num_threads or 4 * (os.cpu_count() or 1)
+        self.workers: Executor = ThreadPoolExecutor(num_threads, thread_name_prefix="rest")
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="rest-loop", daemon=True)
         # The longest of the recent requests, forgotten slowly; starts high, so that the first ones go to the workers.
@@ -62,7 +87,24 @@ class HttpServer:
         self.loop.close()
 
     async def _accept(self) -> None:
-        self._server = await self.loop.create_server(lambda: Connection(self), sock=self._socket)
+        tls = self.settings.tls
+        self._server = await self.loop.create_server(
+            lambda: Connection(self),
+            sock=self._socket,
+            ssl=None if tls is None else tls.server_context(),
+            ssl_handshake_timeout=None if tls is None else self.settings.io_seconds,
+        )
+        self._check_times()
+
+    def _check_times(self) -> None:
+        if not self.is_draining:
+            self.check_times(self.loop.time())
+            self.loop.call_later(_CHECK_SECONDS, self._check_times)
+
+    def check_times(self, now: float) -> None:
+        """Give up the clients that are too slow at this time of the loop's clock."""
+        for connection in list(self.connections):
+            connection.check_times(now)
 
     def stop(self, grace_seconds: float) -> None:
         """Take no new connections, finish the requests under way, then close.
@@ -99,12 +141,27 @@ class HttpServer:
             return True
         return self._slowest_seconds < _INLINE_SECONDS and len(request.body) < _INLINE_BODY_BYTES
 
-    def answer(self, request: Request) -> Response:
-        """Run the handler, and remember how long it took."""
+    def step(self, answering: Answering) -> Response | BatchTask:
+        """Run the handler to its end or to the next batch it waits for, and remember how long it took."""
         started = time.perf_counter()
-        response = self._handler(request)
-        self._slowest_seconds = max(time.perf_counter() - started, self._slowest_seconds * _DECAY)
-        return response
+        try:
+            return answering.send(None)
+        except StopIteration as end:
+            return end.value
+        finally:
+            self._slowest_seconds = max(time.perf_counter() - started, self._slowest_seconds * _DECAY)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call something on the event loop; from any thread. What comes before the loop wakes shares its wake-up."""
+        self._callbacks.append(callback)
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._call_back)
+
+    def _call_back(self) -> None:
+        self._is_woken = False  # first: what comes from now on wakes the loop again
+        while self._callbacks:
+            self._callbacks.popleft()()
 
 
 def _listen(host: str, port: int) -> socket.socket:

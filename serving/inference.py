@@ -1,8 +1,8 @@
 """Classify, Regress and MultiInference: signatures that take serialized tf.Examples, and the shape their answers must have.
 
 Sources, in tensorflow_serving/servables/tensorflow: classifier.cc, regressor.cc, multi_inference.cc (order of the checks,
-messages), util.cc (examples and their context). The method name of a signature is not checked, as there by default:
-TF2's exports all say `tensorflow/serving/predict`.
+messages), util.cc (examples and their context). The method name of a signature is checked only on request, as
+there: TF2's exports all say `tensorflow/serving/predict`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from serving.tensors import object_array
 
 CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
+_KINDS = {CLASSIFY: "classification", REGRESS: "regression"}
 _INPUTS, _CLASSES, _SCORES, _OUTPUTS = "inputs", "classes", "scores", "outputs"
 
 
@@ -60,7 +61,9 @@ class Inference:
         return self.outputs[_OUTPUTS].reshape(-1)
 
 
-def infer(model: Signatures, method_name: str, signature_name: str, message: Any) -> Inference:
+def infer(
+    model: Signatures, method_name: str, signature_name: str, message: Any, check_method_names: bool = False
+) -> Inference:
     """Answer a Classify or Regress request.
 
     Args:
@@ -68,25 +71,41 @@ def infer(model: Signatures, method_name: str, signature_name: str, message: Any
         method_name: CLASSIFY or REGRESS.
         signature_name: the signature to call; empty means the default one.
         message: the request's `Input`.
+        check_method_names: whether a signature must have been saved for the method.
 
     Raises:
         ServingError: INVALID_ARGUMENT without such a signature or examples, or when the answer has another shape or
             type than the method's; FAILED_PRECONDITION for a signature that lacks the method's aliases.
     """
+    name, inputs, aliases = plan(model.signatures, method_name, signature_name, message, check_method_names)
+    return checked(method_name, name, inputs, model.run(name, inputs, aliases))
+
+
+def plan(
+    signatures: Mapping[str, Any],
+    method_name: str,
+    signature_name: str,
+    message: Any,
+    check_method_names: bool = False,
+) -> tuple[str, dict[str, np.ndarray], tuple[str, ...]]:
+    """The call that answers a Classify or Regress request: signature, inputs, outputs; for the rest see `infer`."""
     name = signature_name or DEFAULT_SIGNATURE
-    if name not in model.signatures:
+    if name not in signatures:
         raise invalid_argument(f"No signature was found with the name: {name}")
-    aliases = output_aliases(method_name, model.signatures[name].proto)
-    return _run(model, method_name, name, aliases, _serialized_examples(message))
+    aliases = output_aliases(method_name, signatures[name].proto, check_method_names)
+    return name, {_INPUTS: serialized_examples(message)}, aliases
 
 
-def infer_all(model: Signatures, tasks: Iterable[Any], message: Any) -> list[Inference]:
+def infer_all(
+    model: Signatures, tasks: Iterable[Any], message: Any, check_method_names: bool = False
+) -> list[Inference]:
     """Answer a MultiInference request: all tasks on the same examples.
 
     Args:
         model: the loaded model.
         tasks: `InferenceTask` messages.
         message: the request's `Input`.
+        check_method_names: as of `infer`.
 
     Raises:
         ServingError: as `infer`; INVALID_ARGUMENT for tasks of several models or the same signature twice, UNIMPLEMENTED
@@ -105,12 +124,15 @@ def infer_all(model: Signatures, tasks: Iterable[Any], message: Any) -> list[Inf
             raise invalid_argument(f"Duplicate evaluation of signature: {name}")
         if name not in model.signatures:
             raise invalid_argument(f"Requested signature not found in model graph: {name}")
-        planned[name] = task.method_name, output_aliases(task.method_name, model.signatures[name].proto)
-    examples = _serialized_examples(message)
-    return [_run(model, method, name, aliases, examples) for name, (method, aliases) in planned.items()]
+        aliases = output_aliases(task.method_name, model.signatures[name].proto, check_method_names)
+        planned[name] = task.method_name, aliases
+    inputs = {_INPUTS: serialized_examples(message)}
+    return [
+        checked(method, name, inputs, model.run(name, inputs, aliases)) for name, (method, aliases) in planned.items()
+    ]
 
 
-def _serialized_examples(message: Any) -> np.ndarray:
+def serialized_examples(message: Any) -> np.ndarray:
     """The examples of an `Input`, `(batch,)`; the context comes first in each, so that the example's own values win."""
     kind = message.WhichOneof("kind")
     examples = getattr(message, kind).examples if kind else ()
@@ -120,15 +142,20 @@ def _serialized_examples(message: Any) -> np.ndarray:
     return object_array([context + example.SerializeToString() for example in examples])
 
 
-def _run(model: Signatures, method_name: str, name: str, aliases: tuple[str, ...], examples: np.ndarray) -> Inference:
-    inputs = {_INPUTS: examples}
-    outputs = model.run(name, inputs, aliases)
-    _CHECKS[method_name](outputs, len(examples))
-    return Inference(method_name, name, inputs, outputs)
+def checked(
+    method_name: str, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+) -> Inference:
+    """The answer of a call, if it has the shape and types of its method; for the errors see `infer`."""
+    _CHECKS[method_name](outputs, len(inputs[_INPUTS]))
+    return Inference(method_name, signature_name, inputs, outputs)
 
 
-def output_aliases(method_name: str, signature: Any) -> tuple[str, ...]:
+def output_aliases(method_name: str, signature: Any, check_method_name: bool = False) -> tuple[str, ...]:
     """The outputs that a method takes of a SignatureDef."""
+    if check_method_name and method_name in _KINDS and signature.method_name != method_name:
+        raise invalid_argument(
+            f"Expected {_KINDS[method_name]} signature method_name to be {method_name}. Was: {signature.method_name}"
+        )
     if method_name == CLASSIFY:
         return _classification_aliases(signature)
     if method_name == REGRESS:

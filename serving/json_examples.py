@@ -23,7 +23,7 @@ def parse_examples(document: Mapping[str, Any]) -> Any:
     Raises:
         ServingError: INVALID_ARGUMENT for examples that are none.
     """
-    from serving.protos import Input  # imports TensorFlow
+    from serving.protos import Input
 
     message = Input()
     has_context = "context" in document

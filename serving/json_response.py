@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -88,6 +89,13 @@ def regressions(values: np.ndarray) -> bytes:
     return _text(f'{{\n    "results": [{", ".join(_tokens("", values, 1))}]\n}}')
 
 
+def strict(body: bytes) -> bytes:
+    """The same answer as JSON of RFC 8259, which has no NaN and no Infinity: they become null."""
+    if b"NaN" not in body and b"Infinity" not in body:
+        return body
+    return _STRING_OR_SPECIAL.sub(lambda match: match[0] if match[0].startswith(b'"') else b"null", body)
+
+
 def error_body(message: str) -> bytes:
     """The body of an error answer."""
     return _text(f'{{\n    "error": {_quote(message)}\n}}')
@@ -154,6 +162,7 @@ def _tokens(alias: str, array: np.ndarray, level: int) -> list[str]:
     raise invalid_argument(f"Failed to write JSON value for tensor type: {dtypes.name(number)}")
 
 
+_STRING_OR_SPECIAL = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
 _SPECIAL = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 

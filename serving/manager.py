@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from serving.errors import Code, ServingError, invalid_argument
 from serving.served_model import Loader, Model, ModelConfig, ServedModel, State, Version, not_found
-from serving.versions import find_versions
+from serving.versions import find_versions, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ class ModelManager:
         poll_wait_seconds: time between two looks at the disk; 0 looks only at the start and after a reload.
         max_num_load_retries: how often a version that does not load is tried again.
         load_retry_interval_seconds: time between two tries.
+        num_load_threads: how many versions may load at the same time, over all models; each takes its memory.
         allow_version_labels_for_unavailable_models: whether a reload may give a label that is not in use to a version
             that is not available.
 
@@ -39,6 +42,7 @@ class ModelManager:
         *,
         max_num_load_retries: int = 0,
         load_retry_interval_seconds: float = 60.0,
+        num_load_threads: int = 1,
         allow_version_labels_for_unavailable_models: bool = False,
     ) -> None:
         self.models: dict[str, ServedModel] = {}
@@ -53,7 +57,12 @@ class ModelManager:
         self._is_stopped = False
         self._lock = threading.Lock()  # of the fields above
         self._reloading = threading.Lock()  # held while a config comes into force; one at a time
-        self._loading = threading.Lock()  # held while a version loads; one at a time, which bounds the memory
+        self._loading = threading.Semaphore(num_load_threads)  # held while a version loads
+
+    def configured(self) -> list[ServedModel]:
+        """The models that the config in force lists."""
+        with self._lock:
+            return [watcher.model for watcher in self._watchers.values()]
 
     def check(self) -> None:
         """See that each model has versions on disk, without loading any.
@@ -90,7 +99,8 @@ class ModelManager:
         with self._reloading:
             labels = self._checked_labels(configs)
             for config in configs:
-                if config.name not in self._watchers:
+                known = self.models.get(config.name) if config.name in self._watchers else None
+                if known is None or known.config.base_path != config.base_path:
                     _require_versions(config)
             self._apply(configs, labels)
 
@@ -201,7 +211,7 @@ class _Watcher:
         self,
         config: ModelConfig,
         load: Loader,
-        loading: threading.Lock,
+        loading: threading.Semaphore,
         poll_wait_seconds: float,
         max_num_load_retries: int,
         load_retry_interval_seconds: float,
@@ -246,6 +256,7 @@ class _Watcher:
         self.first_look.set()
 
     def _load_with_retries(self, path: Path) -> Model:
+        before = self._on_disk(path)
         for retries_left in range(self._max_num_load_retries, 0, -1):
             try:
                 return self._load_one(path)
@@ -258,9 +269,26 @@ class _Watcher:
                     self._load_retry_interval_seconds,
                     error,
                 )
-                if self._stopping.wait(self._load_retry_interval_seconds):
+                if self._is_overtaken(path, before):
                     raise
         return self._load_one(path)
+
+    def _is_overtaken(self, path: Path, before: Any) -> bool:
+        """Wait for the next try of a version; True at once when the disk, the config or the end asks for another look."""
+        end = time.monotonic() + self._load_retry_interval_seconds
+        while self._on_disk(path) == before:
+            seconds = end - time.monotonic()
+            if seconds <= 0:
+                return False
+            if self._woken.wait(min(seconds, self._poll_wait_seconds or seconds)):
+                return True
+        return True
+
+    def _on_disk(self, path: Path) -> Any:
+        try:
+            return sorted(find_versions(self.model.config.base_path)), fingerprint(path)
+        except OSError:
+            return None
 
     def _load_one(self, path: Path) -> Model:
         with self._loading:
@@ -268,7 +296,10 @@ class _Watcher:
 
 
 def _require_versions(config: ModelConfig) -> None:
-    mend = "It must hold a directory with a number for a name (such as 1) that holds saved_model.pb and variables/."
+    mend = (
+        "It must hold a directory with a number for a name (such as 1) that holds saved_model.pb and variables/, "
+        "or model.tflite, or model.onnx."
+    )
     try:
         found = find_versions(config.base_path)
     except OSError as error:

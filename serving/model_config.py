@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tensorflow_serving.apis.model_management_pb2 import ReloadConfigRequest, ReloadConfigResponse
-from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig, ModelType
 
 from serving.errors import ServingError, invalid_argument
 from serving.manager import ModelManager
+from serving.protos import ModelServerConfig, ModelType, ReloadConfigRequest, ReloadConfigResponse
 from serving.served_model import ModelConfig
 from serving.versions import VersionPolicy, all_versions, latest, specific
 
@@ -55,7 +54,9 @@ def read_config(path: Path) -> list[ModelConfig]:
             raise invalid_argument("it has no model_config_list { ... }; leave that empty to serve no model")
         return _model_configs(config.model_config_list)
     except text_format.ParseError as error:
-        raise invalid_argument(f"{path} is no ModelServerConfig in protobuf's text format: {error}") from error
+        raise invalid_argument(
+            f"{path}: Error parsing text-format tensorflow.serving.ModelServerConfig: {error}"
+        ) from error
     except ServingError as error:
         raise ServingError(error.code, f"{path}: {error.message}") from error
 

@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serving import dtypes
+
+_NUMBERS = {f"DT_{name.upper()}": number for number, name in dtypes.NAMES.items()}
+
 
 @dataclass(frozen=True)
 class VersionStatus:
     """One version of a model on the server.
 
     Attributes:
-        version: its number.
+        version: its number; None from a KServe server, whose models have none.
         state: START, LOADING, AVAILABLE, UNLOADING or END.
         error_code: OK, or why it could not be loaded, such as INVALID_ARGUMENT.
         error_message: the same in words.
     """
 
-    version: int
+    version: int | None
     state: str
     error_code: str = "OK"
     error_message: str = ""
@@ -36,10 +40,15 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...] | None
 
+    @property
+    def number(self) -> int:
+        """TensorFlow's number of the type; 0 for a type that serving.dtypes does not know."""
+        return _NUMBERS.get(self.dtype, 0)
+
 
 @dataclass(frozen=True)
 class SignatureInfo:
-    """One signature: input and output alias -> TensorInfo."""
+    """One signature: input and output alias -> TensorInfo. Empty where the server has no metadata."""
 
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
@@ -51,6 +60,21 @@ class ModelMetadata:
 
     version: int
     signatures: Mapping[str, SignatureInfo]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One class of an example and its score; an empty label or 0 where the signature gives none."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Regression:
+    """The value of an example."""
+
+    value: float
 
 
 def metadata_from_json(version: str | int, signatures: Mapping[str, Any]) -> ModelMetadata:
@@ -66,7 +90,7 @@ def _signature(value: Mapping[str, Any]) -> SignatureInfo:
 
 
 def _tensor(info: Mapping[str, Any]) -> TensorInfo:
-    shape = info.get("tensor_shape", {})
+    dtype, shape = info.get("dtype", "DT_INVALID"), info.get("tensor_shape", {})  # protobuf leaves out what is zero
     if shape.get("unknown_rank"):
-        return TensorInfo(info["dtype"], None)
-    return TensorInfo(info["dtype"], tuple(int(dim.get("size", 0)) for dim in shape.get("dim", [])))
+        return TensorInfo(dtype, None)
+    return TensorInfo(dtype, tuple(int(dim.get("size", 0)) for dim in shape.get("dim", [])))

@@ -13,7 +13,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,8 +21,9 @@ from urllib.parse import unquote
 from serving import inference, json_examples, json_request, json_response, openapi
 from serving.calls import CallContext, Models, OpenModel
 from serving.errors import HTTP_STATUS, Code, ServingError, invalid_argument
+from serving.limits import Gate, retry_after_header
 from serving.metrics import Metrics
-from serving.served_model import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Version
+from serving.served_model import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, ServedModel, State, Version
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Response:
     status: int
     body: bytes = b""
     content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Page = Callable[[Request], Response]
@@ -121,34 +123,76 @@ class RestApi:
 
     Args:
         models: the models.
-        is_ready: False while the server drains; what the readiness path reports.
+        is_draining: whether the server is about to stop; the readiness path reports it.
         pages: what answers GET for other paths outside /v1, such as `/shadow`.
         metrics: counts the requests; default: those of this object alone.
         metrics_path: where Prometheus finds the metrics, if anywhere.
+        gate: what requests must pass, except those for health; None lets all in.
+        cors: whether pages of other origins may read the answers.
+        strict_json: whether NaN and Infinity become null in answers.
+        check_method_names: whether classify and regress refuse signatures that were saved for another method.
     """
 
     def __init__(
         self,
         models: Models,
-        is_ready: Callable[[], bool],
+        is_draining: Callable[[], bool],
         pages: Mapping[str, Page] | None = None,
         *,
         metrics: Metrics | None = None,
         metrics_path: str = "",
+        gate: Gate | None = None,
+        cors: bool = False,
+        strict_json: bool = False,
+        check_method_names: bool = False,
     ) -> None:
         self._models = models
-        self._is_ready = is_ready
+        self._is_draining = is_draining
+        self._gate = gate
+        self._cors = _cors_headers(gate) if cors else {}
+        self._strict_json = strict_json
+        self._check_method_names = check_method_names
         self._metrics = metrics or Metrics(models.manager)
         self._metrics_path = metrics_path
-        self._pages = {"/openapi.json": self._openapi, "/docs": _docs, **(pages or {})}
+        self._pages = {
+            "/healthz/live": _live,
+            "/healthz/ready": self._ready,
+            "/models": self._model_list,
+            "/openapi.json": self._openapi,
+            "/docs": _docs,
+            **(pages or {}),
+        }
 
-    def handle(self, request: Request) -> Response:
-        """Answer a request; every failure becomes a response."""
+    def admit(self, head: Request) -> Response | None:
+        """Look at a request whose body is not read yet.
+
+        Returns:
+            The answer to one that is refused, else None.
+        """
+        # Browsers ask by OPTIONS whether they may send a token at all.
+        if self._gate is None or head.target.startswith("/healthz/") or head.method == "OPTIONS":
+            return None
+        try:
+            self._gate.check(head.headers.get("authorization"))
+        except ServingError as error:
+            return self._with_cors(error_response(error))
+        return None
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request; every failure becomes a response. All it ever awaits is a BatchTask."""
+        return self._with_cors(await self._handle(request))
+
+    def _with_cors(self, response: Response) -> Response:
+        return replace(response, headers={**response.headers, **self._cors}) if self._cors else response
+
+    async def _handle(self, request: Request) -> Response:
         is_api = request.target[:4].lower() == "/v1/"
         started = time.perf_counter()
         code = Code.OK
         try:
-            return self._handle_api(request) if is_api else self._handle_health(request)
+            response = (await self._handle_api(request)) if is_api else self._handle_page(request)
+            code = Code.OK if response.status == 200 else Code.FAILED_PRECONDITION  # an OPTIONS request, refused
+            return response
         except ServingError as error:
             code = error.code
             return error_response(error)
@@ -160,13 +204,7 @@ class RestApi:
             if is_api:
                 self._metrics.answered(request.context, code, time.perf_counter() - started)
 
-    def _handle_health(self, request: Request) -> Response:
-        if request.method in ("GET", "HEAD") and request.target == "/healthz/live":
-            return Response(200, b'{"status": "alive"}')
-        if request.method in ("GET", "HEAD") and request.target == "/healthz/ready":
-            return (
-                Response(200, b'{"status": "ready"}') if self._is_ready() else Response(503, b'{"status": "draining"}')
-            )
+    def _handle_page(self, request: Request) -> Response:
         if self._metrics_path and request.target.partition("?")[0] == self._metrics_path:
             return self._metrics_page(request)
         page = self._pages.get(request.target)
@@ -181,10 +219,41 @@ class RestApi:
             return Response(400, message.encode("utf-8", "surrogateescape"), "text/plain")
         return Response(200, self._metrics.page(), "text/plain")
 
+    def _ready(self, request: Request) -> Response:
+        if self._is_draining():
+            return Response(503, b'{"status": "draining"}')
+        idle = [
+            model.config.name
+            for model in self._models.manager.configured()
+            if not any(version.state is State.AVAILABLE for version in model.statuses())
+        ]
+        if idle:
+            return _json_response({"status": "not ready", "models_without_available_version": idle}, 503)
+        return Response(200, b'{"status": "ready"}')
+
+    def _model_list(self, request: Request) -> Response:
+        return _json_response({"models": [self._describe(model) for model in self._models.manager.configured()]})
+
+    def _describe(self, model: ServedModel) -> dict[str, object]:
+        return {
+            "name": model.config.name,
+            "base_path": str(model.config.base_path),
+            "labels": dict(model.config.labels),
+            "versions": [
+                {
+                    "version": version.number,
+                    "state": version.state.name,
+                    "error": version.error.message if version.error else None,
+                    "signatures": sorted(version.model.signatures) if version.model else [],
+                }
+                for version in model.statuses()
+            ],
+        }
+
     def _openapi(self, request: Request) -> Response:
         return Response(200, json.dumps(openapi.describe(self._models.manager)).encode())
 
-    def _handle_api(self, request: Request) -> Response:
+    async def _handle_api(self, request: Request) -> Response:
         if request.method == "OPTIONS":
             origin = request.headers.get("origin", "")
             return Response(200 if "http://" in origin or "https://" in origin else 400, content_type="")
@@ -194,41 +263,48 @@ class RestApi:
             body = self._metadata(route, request) if route.verb.lower() == "metadata" else self._status(route)
             return Response(200, body)
         request.context.method = route.verb
+        body = await self._call(route, request)
+        return Response(200, json_response.strict(body) if self._strict_json else body)
+
+    async def _call(self, route: Route, request: Request) -> bytes:
         if route.verb == "predict":
-            return Response(200, self._predict(route, request))
+            return await self._predict(route, request)
         if route.verb == "explain":
-            return Response(200, self._explain(route, request))
+            return await self._explain(route, request)
         if route.verb == "classify":
-            found = self._infer(route, request, inference.CLASSIFY)
-            return Response(200, json_response.classifications(found.labels, found.scores))
+            found = await self._infer(route, request, inference.CLASSIFY)
+            return json_response.classifications(found.labels, found.scores)
         if route.verb == "regress":
-            found = self._infer(route, request, inference.REGRESS)
-            return Response(200, json_response.regressions(found.values))
+            found = await self._infer(route, request, inference.REGRESS)
+            return json_response.regressions(found.values)
         raise invalid_argument(f"Malformed request: {request.method} {request.target}")
 
     def _open(self, route: Route, request: Request) -> OpenModel:
         return self._models.open(route.model, route.version, route.label, request.context)
 
-    def _predict(self, route: Route, request: Request) -> bytes:
+    async def _predict(self, route: Route, request: Request) -> bytes:
         document = json_request.parse_object(_uncompressed(request))
         name = json_request.signature_name(document) or DEFAULT_SIGNATURE
         with self._open(route, request) as model:
-            return _answer(model, name, document, "predictions")
+            return await _answer(model, name, document, "predictions")
 
-    def _explain(self, route: Route, request: Request) -> bytes:
+    async def _explain(self, route: Route, request: Request) -> bytes:
         """KServe's verb; a model without such a signature has none, as in TF Serving."""
         document = json_request.parse_object(_uncompressed(request))
         with self._open(route, request) as model:
             if EXPLAIN_SIGNATURE not in model.signatures:
                 raise invalid_argument(f"Malformed request: {request.method} {request.target}")
-            return _answer(model, EXPLAIN_SIGNATURE, document, "explanations")
+            return await _answer(model, EXPLAIN_SIGNATURE, document, "explanations")
 
-    def _infer(self, route: Route, request: Request, method_name: str) -> inference.Inference:
+    async def _infer(self, route: Route, request: Request, method_name: str) -> inference.Inference:
         document = json_request.parse_object(_uncompressed(request))
         name = json_request.signature_name(document)
         examples = json_examples.parse_examples(document)
         with self._open(route, request) as model:
-            return inference.infer(model, method_name, name, examples)
+            name, inputs, outputs = inference.plan(
+                model.signatures, method_name, name, examples, self._check_method_names
+            )
+            return inference.checked(method_name, name, inputs, await model.run_later(name, inputs, outputs))
 
     def _status(self, route: Route) -> bytes:
         if not route.model:
@@ -252,11 +328,28 @@ class RestApi:
         return _protobuf_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
 
 
+def _cors_headers(gate: Gate | None) -> dict[str, str]:
+    """http_server.cc, AddCORSHeaders; a token comes in a header of its own."""
+    return {
+        "Access-Control-Allow-Origin": "*",
+        "Access-Control-Allow-Methods": "POST, GET",
+        "Access-Control-Allow-Headers": "Content-Type" if gate is None else "Content-Type, Authorization",
+    }
+
+
+def _json_response(value: object, status: int = 200) -> Response:
+    return Response(status, json.dumps(value).encode())
+
+
+def _live(request: Request) -> Response:
+    return Response(200, b'{"status": "alive"}')
+
+
 def _docs(request: Request) -> Response:
     return Response(200, _DOCS_PAGE.read_bytes(), "text/html; charset=utf-8")
 
 
-def _answer(model: OpenModel, name: str, document: Mapping[str, Any], key: str) -> bytes:
+async def _answer(model: OpenModel, name: str, document: Mapping[str, Any], key: str) -> bytes:
     """Call a signature on the inputs of a request's JSON; in row format the answer's rows are under `key`."""
     signature = model.signatures.get(name)
     if signature is None:
@@ -264,7 +357,7 @@ def _answer(model: OpenModel, name: str, document: Mapping[str, Any], key: str) 
     if not signature.inputs:
         raise invalid_argument(f"Failed to get input map for signature: {name}")
     inputs, body_format = json_request.parse_inputs(document, signature.inputs)
-    outputs = model.run(name, inputs)
+    outputs = await model.run_later(name, inputs)
     if body_format == json_request.ROW:
         return json_response.predictions(outputs, key)
     return json_response.columns(outputs)
@@ -272,7 +365,10 @@ def _answer(model: OpenModel, name: str, document: Mapping[str, Any], key: str) 
 
 def error_response(error: ServingError) -> Response:
     """The response that reports an error."""
-    return Response(HTTP_STATUS[error.code], json_response.error_body(error.message))
+    headers = retry_after_header(error)
+    if error.code is Code.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(HTTP_STATUS[error.code], json_response.error_body(error.message), headers=headers)
 
 
 def _status_of(version: Version) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """A loaded SavedModel: its signatures and the quickest call that TensorFlow has for them in Python.
 
-This is the one file of the package that uses TensorFlow (protos.py, too, loads it, by importing TF Serving's messages).
+This is the one file of the package that loads TensorFlow.
 
 The call is a TF1 session callable. It costs about 7 us where `signatures[...]` costs 300, does not check static shapes
 (nor does TF Serving, whose own tests feed other shapes), and loads models that `tf.saved_model.load` refuses. Its
@@ -13,51 +13,28 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
 from tensorflow.core.protobuf import config_pb2, saved_model_pb2
 
 from serving import dtypes
 from serving.errors import Code, ServingError, invalid_argument
-from serving.tensors import decode, object_array, to_bytes
+from serving.settings import LoadSettings
+from serving.signatures import Signature, SignatureModel
 
 SERVE_TAG = "serve"
 # Compiled callables a model keeps: one for each signature and each output_filter that clients use.
 _MAX_CALLABLES = 64
 
 
-@dataclass(frozen=True, eq=False)
-class Signature:
-    """One SignatureDef of a model.
-
-    Attributes:
-        name: its key in the model, such as `serving_default`.
-        inputs: input alias -> TensorFlow's number of the dtype (see dtypes.py).
-        outputs: the output aliases.
-        defaults: the values of inputs that a caller may leave out.
-        proto: the SignatureDef itself.
-    """
-
-    name: str
-    inputs: Mapping[str, int]
-    outputs: tuple[str, ...]
-    defaults: Mapping[str, np.ndarray]
-    proto: Any
-
-    @classmethod
-    def from_proto(cls, name: str, proto: Any) -> Signature:
-        """Read a SignatureDef."""
-        inputs = {alias: info.dtype for alias, info in sorted(proto.inputs.items())}
-        defaults = {alias: decode(tensor) for alias, tensor in proto.defaults.items()}
-        return cls(name, inputs, tuple(sorted(proto.outputs)), defaults, proto)
-
-
 class Runner(Protocol):
     """A way to execute the signatures of one model; `run` may be called from many threads at once."""
+
+    signatures: dict[str, Signature]
 
     def prepare(self, signature: Signature) -> None:
         """Do now what the first request would otherwise wait for."""
@@ -72,12 +49,13 @@ class Runner(Protocol):
 class SessionRunner:
     """Executes signatures through session callables (`_make_callable_from_options`)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tags: Sequence[str], config: Any = None) -> None:
         graph = tf.Graph()
-        self._session = tf.compat.v1.Session(graph=graph)
+        self._session = tf.compat.v1.Session(graph=graph, config=config)
         try:
             with graph.as_default(), _quiet_tensorflow_log():
-                tf.compat.v1.saved_model.load(self._session, [SERVE_TAG], str(path))
+                meta_graph = tf.compat.v1.saved_model.load(self._session, list(tags), str(path))
+            self.signatures = _signatures(meta_graph)
         except BaseException:
             self._session.close()
             raise
@@ -103,10 +81,11 @@ class SessionRunner:
 
 
 class FunctionRunner:
-    """Executes signatures through TensorFlow's public API; slower, and checks static shapes."""
+    """Executes signatures through TensorFlow's public API; slower, checks static shapes, and knows no ConfigProto."""
 
-    def __init__(self, path: Path) -> None:
-        self._model = tf.saved_model.load(str(path), tags=[SERVE_TAG])
+    def __init__(self, path: Path, tags: Sequence[str], config: Any = None) -> None:
+        self.signatures = _signatures(_read_meta_graph(path, tags))
+        self._model = tf.saved_model.load(str(path), tags=list(tags))
 
     def prepare(self, signature: Signature) -> None:
         """Nothing to do: the functions of a SavedModel are traced already."""
@@ -125,12 +104,14 @@ def default_runner() -> type[SessionRunner] | type[FunctionRunner]:
     return SessionRunner if hasattr(tf.compat.v1.Session, "_make_callable_from_options") else FunctionRunner
 
 
-class SavedModel:
+class SavedModel(SignatureModel):
     """A SavedModel in memory, ready to be called by signature name.
 
     Args:
-        path: the version directory, with saved_model.pb in it.
+        path: the version directory, with saved_model.pb (or saved_model.pbtxt) in it.
         runner: how signatures are executed; by default the quickest way this TensorFlow offers.
+        tags: which of its graphs: the one that has exactly these tags.
+        config: a ConfigProto for the session.
 
     Raises:
         ServingError: the directory holds no SavedModel that TensorFlow can load; the message says why.
@@ -140,99 +121,94 @@ class SavedModel:
         >>> model.run("serving_default", {"x": np.ones((1, 4), np.float32)})
     """
 
-    def __init__(self, path: Path, runner: type[SessionRunner] | type[FunctionRunner] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        runner: type[SessionRunner] | type[FunctionRunner] | None = None,
+        tags: Sequence[str] = (SERVE_TAG,),
+        config: Any = None,
+    ) -> None:
         with _as_serving_errors(f"cannot load the SavedModel in {path}: "):
-            self.signatures = _read_signatures(path)
-            self._runner = (runner or default_runner())(path)
-            for signature in filter(_is_callable, self.signatures.values()):
-                self._runner.prepare(signature)
+            self._runner: Runner = (runner or default_runner())(path, tags, config)
+            try:
+                super().__init__(self._runner.signatures)
+                self._uncallable = {name for name, each in self.signatures.items() if not _is_callable(each)}
+                for name in self.signatures.keys() - self._uncallable:
+                    self._runner.prepare(self.signatures[name])
+            except BaseException:
+                self._runner.close()
+                raise
 
-    def run(
-        self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = (), context: Any = None
-    ) -> dict[str, np.ndarray]:
-        """Call a signature.
-
-        Args:
-            signature_name: such as `serving_default` or `serve_examples`.
-            inputs: one array for each input alias; those with a default may be left out.
-            outputs: the aliases to compute; none means all.
-            context: not used: the call is made at once.
-
-        Returns:
-            Output alias -> array; strings are object arrays of bytes.
-
-        Raises:
-            ServingError: FAILED_PRECONDITION without such a signature, INVALID_ARGUMENT for inputs or outputs that do
-                not fit it, else the code with which TensorFlow failed.
-        """
-        signature = self.signatures.get(signature_name)
-        if signature is None:
-            raise ServingError(Code.FAILED_PRECONDITION, f'Serving signature key "{signature_name}" not found.')
-        feeds = _complete_inputs(signature, inputs)
-        wanted = _wanted_outputs(signature, outputs)
+    def _execute(self, signature: Signature, feeds: dict[str, np.ndarray], outputs: tuple[str, ...]) -> Sequence[Any]:
+        if signature.name in self._uncallable:
+            raise ServingError(Code.UNIMPLEMENTED, _why_not_callable(signature))
+        for alias, number in signature.inputs.items():
+            if number == dtypes.BFLOAT16:
+                feeds[alias] = feeds[alias].astype(tf.bfloat16.as_numpy_dtype)
         with _as_serving_errors(""):
-            values = self._runner.run(signature, feeds, wanted)
-        return {alias: np.asarray(value) for alias, value in zip(wanted, values, strict=True)}
+            return self._runner.run(signature, feeds, outputs)
 
     def close(self) -> None:
         """Release the model; a call after this fails."""
         self._runner.close()
 
 
-def _read_signatures(path: Path) -> dict[str, Signature]:
-    message = saved_model_pb2.SavedModel()
-    message.ParseFromString((path / "saved_model.pb").read_bytes())
-    for graph in message.meta_graphs:
-        if SERVE_TAG in graph.meta_info_def.tags:
-            return {name: Signature.from_proto(name, proto) for name, proto in graph.signature_def.items()}
-    tags = [list(graph.meta_info_def.tags) for graph in message.meta_graphs]
-    raise ValueError(f"no graph is tagged {SERVE_TAG!r}; the tags are {tags}. Export it with tf.saved_model.save")
+def session_config(settings: LoadSettings) -> Any:
+    """The ConfigProto that the settings make.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT when the file is none.
+        OSError: it cannot be read.
+    """
+    config = config_pb2.ConfigProto()
+    if settings.session_config_file is not None:
+        try:
+            text_format.Parse(settings.session_config_file.read_bytes(), config)
+        except text_format.ParseError as error:
+            message = f"{settings.session_config_file} is no ConfigProto in protobuf's text format: {error}"
+            raise invalid_argument(message) from error
+    if settings.intra_op_threads is not None:
+        config.intra_op_parallelism_threads = settings.intra_op_threads
+    if settings.gpu_memory_fraction is not None:
+        config.gpu_options.per_process_gpu_memory_fraction = settings.gpu_memory_fraction
+    return config
+
+
+def _signatures(meta_graph: Any) -> dict[str, Signature]:
+    signatures = {name: Signature.from_proto(name, proto) for name, proto in meta_graph.signature_def.items()}
+    if not any(map(_is_callable, signatures.values())):
+        raise ValueError(
+            f"no signature can be called, of {sorted(signatures)}; "
+            "export it with tf.saved_model.save(model, path, signatures=...)"
+        )
+    return signatures
 
 
 def _is_callable(signature: Signature) -> bool:
-    """False for `__saved_model_init_op`, whose output names an operation and no tensor."""
-    return any(info.dtype != 0 for info in signature.proto.outputs.values())
+    """False for `__saved_model_init_op`, whose output names an operation and no tensor, and for sparse tensors."""
+    tensors = [*signature.proto.inputs.values(), *signature.proto.outputs.values()]
+    return any(info.dtype != 0 for info in signature.proto.outputs.values()) and all(info.name for info in tensors)
 
 
-def _complete_inputs(signature: Signature, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    extra = sorted(set(inputs) - set(signature.inputs))
-    missing = sorted(set(signature.inputs) - set(inputs) - set(signature.defaults))
-    if extra or missing:
-        raise invalid_argument(
-            f"input size does not match signature: {len(inputs)}!={len(signature.inputs)} "
-            f"len({{{','.join(sorted(inputs))}}}) != len({{{','.join(signature.inputs)}}}). "
-            f"Sent extra: {{{','.join(extra)}}}. Missing but required: {{{','.join(missing)}}}."
-        )
-    given = {**signature.defaults, **inputs} if signature.defaults else inputs
-    return {alias: _checked(alias, given[alias], number) for alias, number in signature.inputs.items()}
+def _why_not_callable(signature: Signature) -> str:
+    tensors = {**signature.proto.inputs, **signature.proto.outputs}
+    sparse = sorted(alias for alias, info in tensors.items() if not info.name)
+    what = f"{', '.join(sparse)} being sparse or ragged; requests hold dense tensors" if sparse else "having no outputs"
+    return f"signature {signature.name} cannot be called, {what}: export a signature with dense inputs and outputs"
 
 
-def _checked(alias: str, array: np.ndarray, number: int) -> np.ndarray:
-    expected = dtypes.DECODED.get(number)
-    if expected is None or (array.dtype != expected and not (number == dtypes.STRING and array.dtype.kind in "SU")):
-        raise invalid_argument(f"Expects arg[{alias}] to be {dtypes.name(number)} but {array.dtype} is provided")
-    if number == dtypes.STRING:
-        return _checked_strings(alias, array)
-    return array.astype(tf.bfloat16.as_numpy_dtype) if number == dtypes.BFLOAT16 else array
-
-
-def _checked_strings(alias: str, array: np.ndarray) -> np.ndarray:
-    try:
-        return object_array([to_bytes(value) for value in array.flat]).reshape(array.shape)
-    except TypeError as error:
-        raise invalid_argument(f"input {alias}: {error}") from error
-
-
-def _wanted_outputs(signature: Signature, outputs: Sequence[str]) -> tuple[str, ...]:
-    for index, alias in enumerate(outputs):
-        if alias not in signature.outputs:
-            raise invalid_argument(
-                f"output tensor alias not found in signature: {alias} Outputs expected to be in the set "
-                f"{{{','.join(signature.outputs)}}}."
-            )
-        if alias in outputs[:index]:
-            raise invalid_argument(f"duplicate output tensor alias: {alias}")
-    return tuple(sorted(outputs)) or signature.outputs
+def _read_meta_graph(path: Path, tags: Sequence[str]) -> Any:
+    message = saved_model_pb2.SavedModel()
+    file = path / "saved_model.pb"
+    if file.is_file():
+        message.ParseFromString(file.read_bytes())
+    else:
+        text_format.Parse(file.with_suffix(".pbtxt").read_bytes(), message)
+    for graph in message.meta_graphs:
+        if set(graph.meta_info_def.tags) == set(tags):
+            return graph
+    found = [sorted(graph.meta_info_def.tags) for graph in message.meta_graphs]
+    raise ValueError(f"no graph has the tags {sorted(tags)}, only {found}")
 
 
 @contextlib.contextmanager

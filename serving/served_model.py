@@ -9,13 +9,14 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from serving import memory
 from serving.errors import Code, ServingError
 from serving.traffic import Traffic, read_traffic
 from serving.versions import VersionPolicy, find_versions, fingerprint
@@ -82,7 +83,6 @@ class Version:
     error: ServingError | None = None
     model: Model | None = None
     leases: int = 0
-    broken_files: Any = field(default=None, repr=False)
 
     @property
     def loaded(self) -> Model:
@@ -118,6 +118,7 @@ class ServedModel:
         self._lock = threading.Lock()
         self._versions: dict[int, Version] = {}
         self._newest: Version | None = None
+        self._broken: dict[Path, Any] = {}  # a version's directory that did not load -> the files it had then
         self._complaint = ""
         self._traffic: Traffic | None = None
         self._traffic_complaint = ""
@@ -138,7 +139,7 @@ class ServedModel:
             return
         self._read_traffic()
         wanted = self._wanted(found)
-        for number in sorted(wanted):
+        for number in sorted(wanted, key=lambda number: (found[number] in self._broken, number)):
             if self._needs_loading(number, found[number]):
                 self._bring_up(number, found[number])
         if any(version.number in wanted for version in self._available()):
@@ -149,9 +150,9 @@ class ServedModel:
     def _find(self) -> dict[int, Path]:
         try:
             found = find_versions(self.config.base_path)
-            complaint = "" if found else "holds no version directory (a number) with a saved_model.pb in it"
+            complaint = "" if found else "holds no version directory (a number) with a model in it"
         except OSError as error:
-            found, complaint = {}, f"cannot be listed: {error.strerror}"
+            found, complaint = {}, f"cannot be listed: {error}"
         if complaint and complaint != self._complaint:
             logger.warning(
                 "model %s: the base path %s %s; serving goes on as it was",
@@ -179,28 +180,39 @@ class ServedModel:
         return set(self._traffic.labels.values()) & found.keys()
 
     def _needs_loading(self, number: int, path: Path) -> bool:
+        if path in self._broken:
+            return self._broken[path] != fingerprint(path)
         known = self._versions.get(number)
-        if known is None or (known.state is State.END and known.error is None):
-            return True
-        return known.error is not None and known.broken_files != _fingerprint_or_none(path)
+        return known is None or known.state is State.END or known.path != path
 
     def _bring_up(self, number: int, path: Path) -> None:
         version = Version(self.config.name, number, path, State.LOADING)
-        before = _fingerprint_or_none(path)
-        with self._lock:
-            self._versions[number] = version
+        before = fingerprint(path)
+        # Of another base path, before a reload: it serves until this one is ready.
+        replaced = next((each for each in self._available() if each.number == number), None)
+        if replaced is None:
+            with self._lock:
+                self._versions[number] = version
         try:
             version.model = self._load(path)
         except Exception as error:
             version.error = _as_serving_error(error)
-            version.broken_files = before
-            version.state = State.END
+        if version.error is None and fingerprint(path) != before:
+            version.error = ServingError(Code.UNAVAILABLE, f"the files of {path} changed while they were read")
+        if version.error is not None:
+            self._broken[path] = before
             logger.error("model %s: version %d does not load: %s", self.config.name, number, version.error)
+            self._unload(version)
             return
+        self._broken.pop(path, None)
+        memory.settle()
         with self._lock:
             version.state = State.AVAILABLE
+            self._versions[number] = version
             self._choose_newest()
         logger.info("model %s: version %d is available", self.config.name, number)
+        if replaced is not None:
+            self._retire(replaced)
 
     def _available(self) -> list[Version]:
         with self._lock:
@@ -222,8 +234,9 @@ class ServedModel:
         if version.model is not None:
             version.model.close()
             version.model = None
+            logger.info("model %s: version %d is unloaded", self.config.name, version.number)
+        memory.give_back()
         version.state = State.END
-        logger.info("model %s: version %d is unloaded", self.config.name, version.number)
 
     def _default(self) -> Version | None:
         if self._traffic is None:
@@ -269,13 +282,6 @@ class ServedModel:
             self._retire(version)
 
 
-def _fingerprint_or_none(path: Path) -> Any:
-    try:
-        return fingerprint(path)
-    except OSError:
-        return None
-
-
 def not_found(name: str, number: int | None) -> ServingError:
     """The error for a model or version that is not served."""
     wanted = f"Latest({name})" if number is None else f"Specific({name}, {number})"
@@ -283,6 +289,7 @@ def not_found(name: str, number: int | None) -> ServingError:
 
 
 def _as_serving_error(error: Exception) -> ServingError:
+    """The error alone: with its traceback it would keep what was loaded so far."""
     if isinstance(error, ServingError):
-        return error
+        return ServingError(error.code, error.message)
     return ServingError(Code.INTERNAL, f"{type(error).__name__}: {error}")

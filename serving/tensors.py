@@ -52,7 +52,7 @@ def decode(proto: Any) -> np.ndarray:
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
     if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
         raise invalid_argument(f"TensorProto has shape {list(shape)}; every dimension must be known")
-    if math.prod(shape) * dtype.itemsize > MAX_TENSOR_BYTES:
+    if math.prod(filter(None, shape)) * dtype.itemsize > MAX_TENSOR_BYTES:  # numpy, too, reads over a size of 0
         raise invalid_argument(f"TensorProto of shape {list(shape)} needs more than {MAX_TENSOR_BYTES} bytes")
     if proto.tensor_content:
         return _from_content(proto, shape)

@@ -19,12 +19,13 @@ _MAX_RECORDS = 1000
 _METHODS = {"classify_log": CLASSIFY, "regress_log": REGRESS}
 
 
-def replay(model: Model, path: Path) -> int:
+def replay(model: Model, path: Path, iterations: int = 1) -> int:
     """Run the requests of a version's warm-up file, if it has one.
 
     Args:
         model: the loaded model.
         path: its version directory.
+        iterations: how often each request is replayed.
 
     Returns:
         The number of records in the file; those of other calls (SessionRun) are counted, and passed over.
@@ -40,7 +41,8 @@ def replay(model: Model, path: Path) -> int:
         count += 1
         if count > _MAX_RECORDS:
             raise invalid_argument(f"{file} holds more than {_MAX_RECORDS} warm-up records; keep the first ones")
-        _replay_one(model, data)
+        for _ in range(iterations):
+            _replay_one(model, data)
     return count
 
 

@@ -86,3 +86,45 @@ def save_mlp(path: Path) -> None:
         input_signature=[tf.TensorSpec([None, 32], tf.float32, name="x")],
     )
     tf.saved_model.save(module, str(path), signatures=module.call)
+
+
+def save_session_style(path: Path) -> None:
+    """As TF1 exported: variables, a table filled from an asset by an init op, sparse and ragged signatures, and a second
+    graph for GPUs, which adds 100. blue scores 3, green 2, red 1, and everything else 0."""
+    v1 = tf.compat.v1
+    vocabulary = path.with_name("vocabulary.txt")
+    vocabulary.write_text("red\ngreen\nblue\n")
+    builder = v1.saved_model.Builder(str(path))
+    for tags, offset in ((["serve"], 0.0), (["serve", "gpu"], 100.0)):
+        with tf.Graph().as_default(), v1.Session() as session:
+            asset = tf.constant(str(vocabulary))
+            v1.add_to_collection(v1.GraphKeys.ASSET_FILEPATHS, asset)
+            rows = tf.lookup.TextFileInitializer(
+                asset, tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+            )
+            table = tf.lookup.StaticHashTable(rows, 3)
+            weights = v1.get_variable("weights", initializer=[1.0, 2.0, 3.0, 0.0], use_resource=offset == 0)
+            text = v1.placeholder(tf.string, [None])
+            scores = tf.gather(weights, table.lookup(text)) + offset
+            sparse = v1.sparse_placeholder(tf.float32, [None, 3])
+            signatures = {
+                name: v1.saved_model.build_signature_def(
+                    {alias: v1.saved_model.build_tensor_info(tensor) for alias, tensor in inputs.items()},
+                    {alias: v1.saved_model.build_tensor_info(tensor) for alias, tensor in outputs.items()},
+                    "tensorflow/serving/predict",
+                )
+                for name, inputs, outputs in (
+                    ("serving_default", {"text": text}, {"score": scores}),
+                    ("sparse", {"x": sparse}, {"y": tf.sparse.reduce_sum(sparse)}),
+                    ("ragged", {"text": text}, {"rows": tf.RaggedTensor.from_row_splits(scores, [0, 1])}),
+                )
+            }
+            fill = v1.tables_initializer()
+            session.run([v1.global_variables_initializer(), fill])
+            assets = v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS)
+            if offset == 0:
+                builder.add_meta_graph_and_variables(session, tags, signatures, assets, main_op=fill)
+            else:
+                builder.add_meta_graph(tags, signatures, assets, main_op=fill)
+    builder.save()
+    vocabulary.unlink()  # the export has a copy

@@ -15,13 +15,18 @@ import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from serving import request_log
+from serving.__main__ import main as serve_command
+from serving.__main__ import tensorflow_model_server
 from serving.client import GrpcClient, main
+from serving.flags import IGNORED
 from serving.server import ModelServer
 from tests.serving import models
 
@@ -69,14 +74,9 @@ def imported_by(file: Path) -> set[str]:
 
 
 def test_who_imports_whom() -> None:
-    third_party = {"serving", "numpy", "grpc", "google", "httptools", "orjson", "click"}
-    with_tensorflow = set()
-    for file in (ROOT / "serving").glob("*.py"):
-        foreign = imported_by(file) - set(sys.stdlib_module_names) - third_party
-        if foreign:
-            assert foreign <= {"tensorflow", "tensorflow_serving"}, file
-            with_tensorflow.add(file.name)
-    assert with_tensorflow == {"saved_model.py", "protos.py", "model_config.py"}
+    tensorflow = {"tensorflow", "tensorflow_serving"}
+    found = {file.name for file in (ROOT / "serving").glob("*.py") if imported_by(file) & tensorflow}
+    assert found == {"saved_model.py", "protos.py"}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,82 @@ def test_what_the_server_refuses(arguments: list[str], exit_code: int, message: 
     result = run_python("-m", "serving", *arguments)
     assert (result.returncode, message in result.stderr) == (exit_code, True), result.stderr
     assert "Traceback" not in result.stderr
+
+
+def flags_of(*arguments: str) -> dict[str, Any]:
+    """What the command makes of its arguments."""
+    with serve_command.make_context("serving", list(arguments)) as context:
+        return context.params
+
+
+def refusal_of(*arguments: str) -> str:
+    with pytest.raises(click.UsageError) as raised:
+        serve_command.main(["--model_base_path=/m", *arguments], standalone_mode=False)
+    return raised.value.format_message()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--enable_model_warmup=false"], "enable_model_warmup", False),
+        (["--strict_json"], "strict_json", True),
+        (["--strict_json", "--port=1"], "strict_json", True),
+        (["--strict_json=true"], "strict_json", True),
+        (["--port", "7"], "port", 7),
+        (["--port=auto"], "port", "auto"),
+        (["--port=0"], "port", 0),
+        ([], "rest_api_port", 8501),
+        (["--ssl_config_file="], "ssl_config_file", None),
+        (
+            ["--grpc_channel_arguments=grpc.max_connection_age_ms=2000,grpc.lb_policy_name=grpclb"],
+            "grpc_channel_arguments",
+            (("grpc.max_connection_age_ms", 2000), ("grpc.lb_policy_name", "grpclb")),
+        ),
+    ],
+)
+def test_flags(arguments: list[str], name: str, value: object) -> None:
+    assert flags_of(*arguments)[name] == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rest_api_prt=1"], "--rest_api_port"),  # did you mean
+        (["--xla_cpu_compilation_enable"], "--xla_cpu_compilation_enabled"),
+        (["--port=70000"], "70000 is not in the range 0<=x<=65535"),
+        (["--port=0", "--rest_api_port=0"], "give --port, --rest_api_port or --grpc_socket_path"),
+        (["--grpc_channel_arguments=grpc.a"], "'grpc.a' is not key=value, such as grpc.max_connection_age_ms=2000"),
+        (["--enable_model_warmup=maybe"], "'maybe' is not a valid boolean"),
+        (["--use_alts_credentials"], "--use_alts_credentials is not supported: ALTS exists on Google's cloud only"),
+        (["--platform_config_file=x"], "--platform_config_file is not supported: give what it says by --batching"),
+    ],
+)
+def test_flags_that_are_refused(arguments: list[str], message: str) -> None:
+    assert message in refusal_of(*arguments)
+
+
+def test_flags_that_mean_nothing_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [f"--{name}=1" for name in IGNORED]
+    assert flags_of(*given, "--use_alts_credentials=false", "--platform_config_file=") == flags_of()
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines) == sorted(f"Warning: --{name} is ignored: {why}" for name, why in IGNORED.items())
+
+
+def test_help_and_versions_are_those_of_the_console_command_too() -> None:
+    assert f'{tensorflow_model_server.__name__} = "serving.__main__:' in (ROOT / "pyproject.toml").read_text()
+    run = "from serving.__main__ import tensorflow_model_server as main; import sys; sys.argv[1:] = ['{}']; main()"
+    result = run_python("-c", run.format("--version"))
+    assert re.fullmatch(r"TensorFlow ModelServer: \S+ \(headrace\)\nTensorFlow Library: \d+\.\S+\n", result.stdout)
+    shown = run_python("-c", run.format("--help")).stdout
+    assert shown.startswith("Usage: tensorflow_model_server [OPTIONS]")
+    assert re.search(r"REST port; 0 opens none, auto a free one.\s+\[default:\s+0\]", shown), "off, as in the binary"
+    topics = re.findall(r"^(\S.*):$", shown, re.MULTILINE)
+    assert [topic for topic in topics if topic in ("Models", "gRPC", "REST", "Limits")] == [
+        "Models",
+        "gRPC",
+        "REST",
+        "Limits",
+    ]
 
 
 LABELLED = """model_config_list { config {
@@ -118,7 +194,7 @@ def test_model_config_file(tmp_path: Path) -> None:
 def test_sigterm_ends_a_server_that_retries_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "saved_model.pb").write_bytes(b"broken")
-    flags = ["--port=0", "--rest_api_port=0", "--max_num_load_retries=7", "--load_retry_interval_micros=90000000"]
+    flags = ["--port=auto", "--rest_api_port=auto", "--max_num_load_retries=7", "--load_retry_interval_micros=90000000"]
     command = [sys.executable, "-m", "serving", f"--model_base_path={tmp_path}", *flags]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -132,7 +208,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     models.copy_half_plus_two(tmp_path / "1")
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        result = run_python("-m", "serving", f"--model_base_path={tmp_path}", "--port=0", f"--rest_api_port={port}")
+        result = run_python("-m", "serving", f"--model_base_path={tmp_path}", "--port=auto", f"--rest_api_port={port}")
     assert result.returncode == 1
     assert f"Error: REST cannot listen on *:{port}: Address already in use" in result.stderr
     assert "Traceback" not in result.stderr
@@ -142,7 +218,7 @@ class Process:
     """A server in a process of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "serving", "--model_name=m", "--port=0", "--rest_api_port=0", *arguments]
+        command = [sys.executable, "-m", "serving", "--model_name=m", "--port=auto", "--rest_api_port=auto", *arguments]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
@@ -182,6 +258,23 @@ def wait_until_unready(connection: HTTPConnection) -> bytes:
             return body
         time.sleep(0.02)
     raise AssertionError("the server stayed ready")
+
+
+def test_second_sigterm_ends_at_once(sleeper: Path) -> None:
+    with (
+        Process(f"--model_base_path={sleeper}", "--drain_grace_seconds=600") as server,
+        socket.create_connection(("127.0.0.1", server.rest_port)) as busy,
+    ):
+        kept = HTTPConnection("127.0.0.1", server.rest_port, timeout=10)
+        body = b'{"inputs": [600]}'
+        busy.sendall(b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        kept.request("GET", "/healthz/ready")
+        assert kept.getresponse().read() == b'{"status": "ready"}'
+        server.terminate()
+        assert wait_until_unready(kept) == b'{"status": "draining"}'
+        kept.close()
+        server.terminate()
+        assert server.end()[0] == 128 + signal.SIGTERM
 
 
 def is_refused_soon(port: int) -> bool:
@@ -241,7 +334,7 @@ def test_sigterm_drains(sleeper: Path, tmp_path: Path) -> None:
         assert 2.5 < time.monotonic() - started < 10
         assert (exit_code, out) == (0, ""), err
         assert "Traceback" not in err
-        assert [inputs["x"].tolist() for inputs in request_log.read(log)] == [[2.0], [2.0]]
+        assert [record.inputs["x"].tolist() for record in request_log.read_records(log)] == [[2.0], [2.0]]
 
 
 @pytest.fixture(scope="module")
@@ -277,5 +370,5 @@ def test_predict_command(server: ModelServer, scheme: str) -> None:
 
 def test_predict_command_without_a_server() -> None:
     result = CliRunner().invoke(main, ["predict", "--url", "http://127.0.0.1:1", "--model", "m", "--json", "{}"])
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "UNAVAILABLE: http://127.0.0.1:1 cannot be reached" in result.output

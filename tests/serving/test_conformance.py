@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from serving import dtypes, json_examples, json_request, json_response, model_config, protos
+from serving import dtypes, json_examples, json_request, json_response, model_config, monitoring_config, protos
 from serving.errors import HTTP_STATUS, Code
 from serving.rest_api import parse_route
 from serving.server import ModelServer
+from serving.settings import RestSettings
 from serving.tensors import decode
 from serving.versions import specific
 from tests.serving import models
@@ -34,7 +35,7 @@ RPCS = {
     "ModelService/GetModelStatus": (protos.GetModelStatusRequest, protos.GetModelStatusResponse),
     "ModelService/HandleReloadConfigRequest": (model_config.ReloadConfigRequest, model_config.ReloadConfigResponse),
 }
-NUMBER_OF_CASES = 136
+NUMBER_OF_CASES = 137
 NICE_TRY = f"""model_config_list {{ config {{
     name: "default"
     base_path: "{(CONFORMANCE / "models" / "saved_model_half_plus_two_2_versions").absolute()}"
@@ -46,16 +47,8 @@ UNKNOWN_NAMES = {"foo", "modelname", ""}
 
 
 def is_answered(case: dict[str, Any]) -> bool:
-    """Whether the server answers this kind of call yet: not Prometheus.
-
-    The one model without a saved_model.pb (TF Serving's old session bundle) has a test of its own.
-    """
-    if isinstance(case["model"], dict) and case["model"].get("dir") == "bad_half_plus_two":
-        return False
-    request = case["request"]
-    if case["kind"] == "grpc":
-        return request["rpc"].removeprefix("tensorflow.serving.") in RPCS
-    return not request["path"].startswith("/monitoring/")
+    """All are, but that of a model without a saved_model.pb (TF Serving's old session bundle), which has its own test."""
+    return not (isinstance(case["model"], dict) and case["model"].get("dir") == "bad_half_plus_two")
 
 
 SELECTED = [case for case in CASES if is_answered(case)]
@@ -68,7 +61,7 @@ def of_kind(kind: str) -> list[Any]:
 def test_number_of_cases() -> None:
     left_out = [case for case in CASES if not is_answered(case)]
     calls = Counter(re.split("[/:]", case["request"].get("rpc") or case["request"]["path"])[-1] for case in left_out)
-    assert calls == {"metrics": 1, "Predict": 1}
+    assert calls == {"Predict": 1}
     assert len(SELECTED) == NUMBER_OF_CASES == len(CASES) - calls.total()
 
 
@@ -95,7 +88,11 @@ class Servers:
         if "dir" in model:
             base_path = CONFORMANCE / "models" / model["dir"]
             return ModelServer(
-                name, base_path, version_policy=specific(*model["versions"]), version_labels=model.get("labels")
+                name,
+                base_path,
+                version_policy=specific(*model["versions"]),
+                version_labels=model.get("labels"),
+                rest_settings=RestSettings(metrics_path=monitoring_config.DEFAULT_PATH),
             )
         if "identity" in model:
             models.save_identity(built / "1", model["identity"], model.get("signature", "serving_default"))
@@ -188,6 +185,8 @@ def check_body(content: bytes, expect: dict[str, Any]) -> None:
         assert list(json.loads(content)) == [expect["json_key"]]
     for text in expect.get("error_contains", []):
         assert text in json.loads(content)["error"]
+    for text in expect.get("text_contains", []):
+        assert text in content.decode()
     if "body" in expect:
         assert json.loads(content) == expect["body"]
     if "body_file" in expect:

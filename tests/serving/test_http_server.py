@@ -16,7 +16,10 @@ from serving.rest_api import Request, Response
 
 @contextmanager
 def serve(handler: Callable[[Request], Response], timeout_seconds: float | None = 5.0) -> Iterator[HttpServer]:
-    server = HttpServer(handler, "127.0.0.1", 0, timeout_seconds)
+    async def answer(request: Request) -> Response:
+        return handler(request)
+
+    server = HttpServer(answer, "127.0.0.1", 0, timeout_seconds)
     server.start()
     try:
         yield server
@@ -142,7 +145,22 @@ def test_upgrade_request_is_answered_in_http_1_1(port: int) -> None:
         b"GET /a HTTP/1.1\r\nbad header\r\n\r\n",
         b"POST /a HTTP/1.1\r\nContent-Length: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET /a HTTP/1.1\r\nCookie: " + b"x" * 200_000,
+        b"POST /a HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /a HTTP/1.1\r\nContent-Length: +3\r\n\r\nabc",
+        b"POST /a HTTP/1.1\r\nContent-Length: 3, 3\r\n\r\nabc",
+        b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+        b"GET /a HTTP/1.1\r\nX: a\r\n Content-Length: 3\r\n\r\n",
+        b"GET /a HTTP/1.1\r\n X: folded\r\n\r\n",
+        b"GET /a HTTP/1.1\r\nX: a\rContent-Length: 3\r\n\r\n",
+        b"GET /a HTTP/1.1\r\nX: a\x00b\r\n\r\n",
+        b"GET /a b HTTP/1.1\r\n\r\n",
     ],
 )
 def test_malformed_http_gets_400_and_leaves_the_server_up(port: int, garbage: bytes) -> None:
@@ -150,6 +168,13 @@ def test_malformed_http_gets_400_and_leaves_the_server_up(port: int, garbage: by
         connection.sendall(garbage)
         assert read_until_closed(connection).startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert bodies(talk(port, post("/still-here", b""))) == [b"POST /still-here "]
+
+
+@pytest.mark.parametrize("head", [b"Cookie: " + b"x" * 200_000, b"X: y\r\n" * 20_000, b"X" * 200_000])
+def test_head_that_is_too_large_gets_431(port: int, head: bytes) -> None:
+    with connect(port) as connection:
+        connection.sendall(b"GET /a HTTP/1.1\r\n" + head)
+        assert read_until_closed(connection).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
 
 
 def test_good_request_before_garbage_is_answered(port: int) -> None:

@@ -21,6 +21,7 @@ from serving.grpc_api import GrpcApi
 from serving.inference import CLASSIFY, REGRESS, infer, infer_all
 from serving.served_model import Version
 from serving.server import ModelServer, load_version
+from serving.settings import LoadSettings
 from serving.warmup import WARMUP_FILE, replay
 from tests.serving import models
 
@@ -270,6 +271,9 @@ def test_warmup_replays_each_kind(tmp_path: Path) -> None:
     write_warmup(tmp_path / "1", warmup_logs(2.0))
     assert replay(model, tmp_path / "1") == 3
     assert calls == ["classify_x_to_y", "regress_x_to_y", "classify_x_to_y", "regress_x_to_y2"]
+    calls.clear()
+    assert replay(model, tmp_path / "1", iterations=2) == 3
+    assert len(calls) == 8
     model.close()
 
 
@@ -280,6 +284,7 @@ def test_bad_warmup_request_of_each_kind_fails_the_load(tmp_path: Path, kind: in
     with pytest.raises(ServingError, match="Data types don't match") as raised:
         load_version(tmp_path / "1")
     assert raised.value.code is Code.INVALID_ARGUMENT
+    load_version(tmp_path / "1", LoadSettings(warmup=False)).close()
 
 
 def test_requests_are_logged_as_calls_of_their_signatures(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from serving.errors import Code, ServingError
 from serving.protos import PredictionLog
 from serving.saved_model import FunctionRunner, SavedModel, SessionRunner
 from serving.server import load_version
+from serving.settings import LoadSettings
+from serving.signatures import Signature
 from serving.tensors import encode_content
 from serving.warmup import WARMUP_FILE, replay
 from tests.serving import models
 
+X32 = np.ones((1, 1), np.float32)
 TEXTS = np.array([[b"a"], [b"\xff\x00"]], dtype=object)
 
 
@@ -134,12 +137,99 @@ def test_input_with_a_default_may_be_left_out(tmp_path: Path) -> None:
         model.run("serving_default", {"scale": two})
 
 
+@pytest.fixture(scope="module")
+def session_style(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("session_style") / "1"
+    models.save_session_style(path)
+    return path
+
+
+def test_session_style_export_with_table_and_asset(session_style: Path) -> None:
+    model = SavedModel(session_style)
+    texts = np.array([b"blue", b"red", b"pink"], object)
+    assert model.run("serving_default", {"text": texts})["score"].tolist() == [3, 1, 0]
+
+
+def test_tags_choose_the_graph(session_style: Path) -> None:
+    texts = np.array([b"blue"], object)
+    model = load_version(session_style, LoadSettings(tags=["gpu", "serve"]))
+    assert model.run("serving_default", {"text": texts})["score"].tolist() == [103]
+    with pytest.raises(ServingError, match=r"tags .*tpu.* could not be found in SavedModel, with available tags .*gpu"):
+        load_version(session_style, LoadSettings(tags=["serve", "tpu"]))
+
+
+@pytest.mark.parametrize(("name", "alias", "value"), [("sparse", "x", X32), ("ragged", "text", TEXTS[:, 0])])
+def test_sparse_and_ragged_tensors_are_refused_and_the_rest_works(
+    session_style: Path, name: str, alias: str, value: np.ndarray
+) -> None:
+    model = SavedModel(session_style)
+    with pytest.raises(ServingError, match=f"signature {name} cannot be called, .* being sparse or ragged") as raised:
+        model.run(name, {alias: value})
+    assert raised.value.code is Code.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("runner", [SessionRunner, FunctionRunner])
+def test_text_form(tmp_path: Path, runner: Any) -> None:
+    models.copy_half_plus_two(tmp_path / "1")
+    file = tmp_path / "1" / "saved_model.pb"
+    message = saved_model.saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    file.unlink()
+    file.with_suffix(".pbtxt").write_text(str(message))
+    assert SavedModel(tmp_path / "1", runner).run("serving_default", {"x": X32})["y"][0, 0] == 2.5
+
+
+def test_export_without_signatures_says_how_to_get_them(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.weights = tf.Variable([1.0])
+    tf.saved_model.save(module, str(tmp_path / "1"))
+    with pytest.raises(ServingError, match=r"no signature can be called, of .*; export it with tf.saved_model.save"):
+        SavedModel(tmp_path / "1")
+
+
+def test_operation_that_this_tensorflow_lacks_is_named(tmp_path: Path) -> None:
+    models.copy_half_plus_two(tmp_path / "1")
+    file = tmp_path / "1" / "saved_model.pb"
+    message = saved_model.saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for node in message.meta_graphs[0].graph_def.node:
+        node.op = "MyOwnMul" if node.op == "Mul" else node.op
+    del message.meta_graphs[0].meta_info_def.stripped_op_list.op[:]
+    file.write_bytes(message.SerializeToString())
+    with pytest.raises(ServingError, match="MyOwnMul"):
+        SavedModel(tmp_path / "1")
+
+
+def test_session_config(tmp_path: Path) -> None:
+    file = tmp_path / "session.config"
+    file.write_text("inter_op_parallelism_threads: 3")
+    config = saved_model.session_config(
+        LoadSettings(session_config_file=file, intra_op_threads=2, gpu_memory_fraction=0.5)
+    )
+    assert (config.inter_op_parallelism_threads, config.intra_op_parallelism_threads) == (3, 2)
+    assert config.gpu_options.per_process_gpu_memory_fraction == 0.5
+    file.write_text("threads: 3")
+    with pytest.raises(ServingError, match=f"{file} is no ConfigProto in protobuf's text format: 1:1"):
+        load_version(models.HALF_PLUS_TWO, LoadSettings(session_config_file=file))
+
+
+def test_signature_does_not_keep_the_graph_in_memory() -> None:
+    """A message that lies in another keeps that one's memory, which for a graph with constants is the model's size."""
+    message = saved_model.saved_model_pb2.SavedModel()
+    graph = message.meta_graphs.add()
+    graph.signature_def["s"].inputs["x"].dtype = 1
+    signature = Signature.from_proto("s", graph.signature_def["s"])
+    graph.signature_def["s"].inputs["x"].dtype = 2
+    assert signature.proto.inputs["x"].dtype == 1
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: (path / "saved_model.pb").write_bytes(b"\x00garbage"), "DecodeError"),
-        (lambda path: (path / "saved_model.pb").write_bytes(b""), "no graph is tagged 'serve'; the tags are"),
-        (lambda path: (path / "saved_model.pb").unlink(), "FileNotFoundError"),
+        (lambda path: (path / "saved_model.pb").write_bytes(b"\x00garbage"), "Error parsing message"),
+        (
+            lambda path: (path / "saved_model.pb").write_bytes(b""),
+            "could not be found in SavedModel, with available tags '[]'",
+        ),
+        (lambda path: (path / "saved_model.pb").unlink(), "SavedModel file does not exist"),
         (lambda path: (path / "variables" / "variables.index").unlink(), "variables"),
     ],
 )

@@ -267,9 +267,9 @@ def test_request_log_holds_the_requests_of_both_protocols(tmp_path: Path, base_p
                 client.predict("m", {"x": np.array([b"refused"], object)})
             client.close()
     assert "request-log" not in {thread.name for thread in threading.enumerate()}
-    for inputs in request_log.read(file):
-        np.testing.assert_array_equal(inputs["x"], X)
     records = list(request_log.read_records(file))
+    for record in records:
+        np.testing.assert_array_equal(record.inputs["x"], X)
     assert [(record.model_name, record.version, record.signature_name) for record in records] == [
         ("m", 3, "serving_default")
     ] * 2

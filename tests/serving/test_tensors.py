@@ -68,12 +68,16 @@ def test_the_last_value_fills_the_shape() -> None:
 def test_not_a_tensor() -> None:
     huge = TensorProto(dtype=dtypes.FLOAT, float_val=[0])
     huge.tensor_shape.dim.add().size = 2**40
+    huge_and_empty = TensorProto(dtype=dtypes.FLOAT)
+    for size in (0, 2**62, 2**62):
+        huge_and_empty.tensor_shape.dim.add().size = size
     short = TensorProto(dtype=dtypes.FLOAT, tensor_content=b"123")
     text = TensorProto(dtype=dtypes.STRING, tensor_content=b"123")
     open_ended = TensorProto(dtype=dtypes.FLOAT)
     open_ended.tensor_shape.dim.add().size = -1
     for proto, message in [
         (huge, "needs more than 2147483647 bytes"),
+        (huge_and_empty, "needs more than 2147483647 bytes"),
         (short, r"tensor_content has 3 bytes, but shape \[\] needs 4"),
         (text, "must hold its values in string_val"),
         (open_ended, "every dimension must be known"),

@@ -1,0 +1,105 @@
+"""`headrace manifests`: settings from file and command line, a folder that is whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from components.errors import ArtifactError, ConfigError
+from pipelines import manifests
+from serving.manifests.render import CONFIG_FILE, TARGETS
+
+MODEL = ("model_name=chicago_taxi", "model_uri=pvc://models/chicago_taxi")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(manifests.main, arguments)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_settings_come_from_file_and_overrides(tmp_path: Path) -> None:
+    (tmp_path / "serving.yaml").write_text(
+        "model_name: taxi\nmodel_uri: pvc://models/taxi\nreplicas: {min: 3, max: 6}\n"
+    )
+    config = manifests.load_manifest_config(tmp_path / "serving.yaml", ["replicas.max=5", "batching={}"])
+    assert (config.replicas.min, config.replicas.max, config.batching is not None) == (3, 5, True)
+
+
+def test_problems_have_a_place(tmp_path: Path) -> None:
+    file = tmp_path / "serving.yaml"
+    file.write_text("model_name: taxi\nmodel_uri: http://x/y\nreplica: {min: 3}\n")
+    with pytest.raises(ConfigError) as caught:
+        manifests.load_manifest_config(file, ["resources.memory=lots"])
+    message = str(caught.value)
+    assert f"{file}:2: model_uri: expected pvc://claim/path" in message
+    assert f"{file}:3: replica: there is no such key. Did you mean 'replicas'?" in message
+    assert "override 'resources.memory=lots': resources.memory:" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "command line: model_name: this is required and not set"),
+        ((*MODEL, "canary.version=2"), "a canary needs a stable_version beside it"),
+        ((*MODEL, "--target", "compose"), "Error: --target compose: compose serves a folder of this machine"),
+        (("no.yaml",), "There is no config no.yaml"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_written(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = invoke(*arguments, "--output", str(tmp_path / "deploy"))
+    assert result.exit_code == 2
+    assert message in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_written_files_give_themselves_again(target: str, tmp_path: Path) -> None:
+    uri = "file:///srv/models" if target == "compose" else "s3://bucket/models"
+    first, second = tmp_path / "first", tmp_path / "second"
+    result = invoke("model_name=m", f"model_uri={uri}", "stable_version=3", "--target", target, "--output", str(first))
+    assert result.exit_code == 0, result.output
+    assert f"Wrote {len(tree(first))} files. To use them: " in result.output
+    again = invoke(str(first / CONFIG_FILE), "--target", target, "--output", str(second))
+    assert again.exit_code == 0, again.output
+    assert tree(first) == tree(second)
+    assert list(manifests._NEXT_STEP) == list(TARGETS)
+
+
+def test_a_second_call_replaces_the_folder(tmp_path: Path) -> None:
+    output = tmp_path / "deploy"
+    invoke(*MODEL, "--target", "kubernetes", "--output", str(output))
+    assert (output / "base" / "horizontalpodautoscaler.yaml").exists()
+    invoke(*MODEL, "replicas={min: 2, max: 2}", "--output", str(output))
+    assert not (output / "base" / "horizontalpodautoscaler.yaml").exists()
+    deployment = yaml.safe_load((output / "base" / "deployment.yaml").read_text())
+    assert deployment["spec"]["replicas"] == 2
+
+
+def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "deploy"
+    invoke(*MODEL, "--output", str(output))
+    mine = output / "overlays" / "staging" / "kustomization.yaml"
+    mine.parent.mkdir()
+    mine.write_text("resources: [../../base]\n")
+    before = tree(output)
+    result = invoke(*MODEL, "stable_version=3", "--output", str(output))
+    assert result.exit_code == 2
+    assert "holds files that are not made by this command, such as overlays/staging/kustomization.yaml" in result.output
+    assert tree(output) == before
+
+
+def test_nothing_half_written_stays(tmp_path: Path) -> None:
+    output = tmp_path / "deploy"
+    manifests.write_whole({"a": "1"}, output)
+    with pytest.raises(FileExistsError):
+        manifests.write_whole({"a": "2", "b": "2", "b/c": "3"}, output)
+    with pytest.raises(ArtifactError, match="is a file, but a folder is needed there"):
+        manifests.write_whole({"b": "2"}, output / "a" / "deploy")
+    assert tree(tmp_path) == {"deploy/a": "1"}
+    assert [path.name for path in tmp_path.iterdir()] == ["deploy"]
