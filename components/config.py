@@ -700,23 +700,105 @@ class PushConfig(Section):
 
     destination: str = Field("serving_models", description="Folder; the model lands in <destination>/<name>/<version>.")
     keep_versions: Annotated[int, Field(ge=2)] = Field(
-        3, description="Newest versions kept; at least two, so that one can roll back."
+        3, description="Newest versions kept, and those that get traffic; at least two, so that one can roll back."
     )
     name: str = inherited("")
     resolved_config: str = inherited("")
 
 
+class DeployConfig(Section):
+    """How many of the requests the pushed version gets (step `deploy`)."""
+
+    canary_share: Fraction = Field(
+        1.0,
+        description="1: all, at once; less: that share while it is on trial beside the version before, until "
+        "`headrace promote` or `headrace rollback`.",
+    )
+    servers: list[str] = Field(
+        [], description="URLs of the servers; what they have counted so far is left out when the version is judged."
+    )
+
+
+class AlarmConfig(Section):
+    """What `headrace monitor` does at an alarm; the step in a pipeline only reports it."""
+
+    command: list[str] = Field([], description="A program and its arguments; it reads monitor.json on standard input.")
+    webhook: str | None = Field(
+        None, description="URL to which the alarms are posted as JSON; $NAME: the environment variable that holds it."
+    )
+    retrain: Literal["local", "kfp"] | None = Field(
+        None, description="Start a run of this config: `headrace run`, or `headrace submit`."
+    )
+    retrain_args: list[str] = Field([], description="Further arguments of it, such as [--host, URL].")
+    cool_down_seconds: Annotated[float, Field(ge=0)] = Field(
+        86_400.0, description="Least time between two starts of each."
+    )
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_an_address(cls, webhook: str | None) -> str | None:
+        if webhook is not None and not webhook.startswith(("http://", "https://", "$")):
+            raise ValueError(f"must begin with http:// or https://, or be $NAME, received {webhook!r}")
+        return webhook
+
+    @model_validator(mode="after")
+    def _options_have_a_reader(self) -> AlarmConfig:
+        _refuse_unread(self, [] if self.retrain else ["retrain_args"], "retrain: null")
+        if self.retrain == "kfp" and not any(argument.startswith("--host") for argument in self.retrain_args):
+            raise ValueError("retrain: kfp needs the address of Kubeflow: retrain_args: [--host, URL]")
+        return self
+
+
 class MonitorConfig(Section):
-    """Skew of served requests against the training statistics (step `monitor`)."""
+    """Served requests against the training statistics, against earlier ones and against their labels (step `monitor`)."""
 
     request_log: str | None = Field(
-        None, description="The server's --request_log_file. Without it: the requests that `verify` sent."
+        None,
+        description="The server's --request_log_file, with all that was rotated out of it, a folder of logs or a glob. "
+        "Without it: the requests that `verify` sent.",
     )
+    model_name: str | None = Field(None, description="Only calls of the model served under this name; default: all.")
     max_linf: Fraction = Field(0.2, description="Categories: largest L-infinity distance.")
     max_jensen_shannon: Fraction = Field(0.2, description="Numbers: largest Jensen-Shannon divergence (base 2).")
-    min_examples: Count = Field(
-        100, description="Fewest served examples to judge by; with fewer the status is too_few."
+    thresholds: dict[str, Fraction] = Field(
+        {},
+        description="Feature -> its largest distance, in place of these two; so are predicted_label, predicted_score and "
+        "predicted_value.",
     )
+    max_missing_increase: Fraction = Field(0.1, description="Largest rise of the share of rows without a value.")
+    max_unseen_increase: Fraction = Field(
+        0.1,
+        description="Categories: largest rise of the share of values that the train split lacks, over the test split's.",
+    )
+    min_examples: Count = Field(
+        100, description="Fewest examples to judge by, of a window, a feature or a slice; with fewer it is too_few."
+    )
+    significance: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.01, description="Chance, over all comparisons together, of an alarm at what is sampling noise alone."
+    )
+    window_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Length of a window of time; the newest is judged. Without it: the whole log is one window."
+    )
+    num_windows: Annotated[int, Field(ge=2)] = Field(24, description="With window_seconds: windows that are read.")
+    labels: str | None = Field(
+        None,
+        description="Labels that came later: CSV, Parquet or JSON Lines (or a glob) with request_id, label and, where "
+        "requests hold several examples, row.",
+    )
+    max_drop: Annotated[float, Field(ge=0)] = Field(
+        0.05, description="Largest loss of the first threshold's metric, against the test split, by slice too."
+    )
+    on_alarm: AlarmConfig = AlarmConfig()
+    name: str = inherited("model")
+    task: Literal["binary", "multiclass", "regression"] = inherited("multiclass")
+    primary_metric: str = inherited("accuracy")
+    slice_features: list[str] = inherited([])
+
+    @model_validator(mode="after")
+    def _num_windows_has_a_reader(self) -> MonitorConfig:
+        _refuse_unread(self, [] if self.window_seconds else ["num_windows"], "window_seconds: null")
+        _refuse_unread(self, [] if self.labels else ["max_drop"], "labels: null")
+        return self
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -730,5 +812,6 @@ SECTIONS: dict[str, type[Section]] = {
     "export": ExportConfig,
     "verify": VerifyConfig,
     "push": PushConfig,
+    "deploy": DeployConfig,
     "monitor": MonitorConfig,
 }

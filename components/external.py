@@ -5,17 +5,21 @@ It belongs to a step's fingerprint. Nothing here imports TensorFlow, so that a r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from components.errors import DataError
+
+if TYPE_CHECKING:
+    from serving.traffic import Traffic
 
 PUSH_RECORD = "assets.extra/headrace.json"
 
@@ -31,7 +35,10 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
         champion = find_champion(Path(settings.champion_path), other_than=_model_digest(inputs["model"]))
         return {"champion": champion and champion_digest(champion)}
     if step == "monitor":
-        return {"request_log": digest_data(settings.request_log, "monitor.request_log")}
+        return {
+            "request_log": _log_digest(settings.request_log),
+            "labels": digest_data(settings.labels, "monitor.labels"),
+        }
     return {}
 
 
@@ -65,6 +72,20 @@ def digest_data(path: str | None, setting: str) -> str | None:
     except OSError as error:
         raise unreadable(place, error, setting) from error
     return digest.hexdigest() if files else None
+
+
+def _log_digest(path: str | None) -> str | None:
+    """Digest of the names, sizes and times of a log's files: a log may be huge, and is only ever added to."""
+    from serving.request_log_files import log_files
+
+    if path is None:
+        return None
+    digest = hashlib.sha256()
+    for file in log_files(path):
+        with contextlib.suppress(FileNotFoundError):  # the server rotates it
+            status = file.stat()
+            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def unreadable(place: Path | str, error: OSError, setting: str) -> DataError:
@@ -101,9 +122,28 @@ def versions(base_path: Path) -> list[int]:
     return sorted(int(d.name) for d in base_path.iterdir() if d.name.isdigit() and (d / "saved_model.pb").is_file())
 
 
+def traffic_of(base_path: Path) -> Traffic | None:
+    """How the requests for a pushed model are divided, or None while the server's version policy decides.
+
+    Raises:
+        DataError: the file that says so is broken.
+    """
+    from serving.errors import ServingError
+    from serving.traffic import read_traffic
+
+    try:
+        return read_traffic(base_path)
+    except ServingError as error:
+        raise DataError(f"{error.message}. Mend it, or take it away.") from error
+
+
 def find_champion(base_path: Path, *, other_than: str) -> Path | None:
-    """The newest pushed version that is not the model `other_than` itself."""
-    for number in reversed(versions(base_path)):
+    """The version that gets the traffic, else the newest pushed one; never the model `other_than` itself."""
+    numbers = versions(base_path)
+    traffic = traffic_of(base_path)
+    if traffic is not None and traffic.stable in numbers:
+        numbers.append(traffic.stable)
+    for number in reversed(numbers):
         if champion_digest(base_path / str(number)) != other_than:
             return base_path / str(number)
     return None

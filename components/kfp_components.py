@@ -177,6 +177,17 @@ def push(
     run_step("push", "push", config, model=model, evaluation=evaluation, exported=exported, proof=proof, pushed=pushed)
 
 
+def deploy(
+    config: str,
+    code_digest: str,
+    pushed: Input[Artifact],
+    deployed: Output[Artifact],
+) -> None:
+    from components.kfp_components import run_step
+
+    run_step("deploy", "deploy", config, pushed=pushed, deployed=deployed)
+
+
 def monitor(
     config: str,
     code_digest: str,
@@ -192,5 +203,8 @@ def monitor(
 
 _WRAPPERS = {
     function.__name__: function
-    for function in (ingest, validate, transform, train, evaluate, optimize, compress, export, verify, push, monitor)
+    for function in (
+        *(ingest, validate, transform, train, evaluate, optimize),
+        *(compress, export, verify, push, deploy, monitor),
+    )
 }

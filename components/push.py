@@ -16,7 +16,7 @@ from components import artifacts, formats
 from components.artifacts import Manifest
 from components.config import PushConfig
 from components.errors import ArtifactError, NotBlessedError
-from components.external import PUSH_RECORD, versions
+from components.external import PUSH_RECORD, traffic_of, versions
 from components.formats import Format
 
 _SAVED_MODEL = "saved_model"
@@ -74,6 +74,7 @@ def push(*, model: Path, evaluation: Path, exported: Path, proof: Path, pushed: 
             "model_digest": manifests["model"].digest,
             "export_digest": manifests["exported"].digest,
             "metrics": manifests["evaluation"].result["metrics"],
+            "slices": manifests["evaluation"].result["slices"],
             "reasons": manifests["evaluation"].result["reasons"],
             "formats": [form.name for form in forms],
             "left_out": left_out,
@@ -169,7 +170,9 @@ def _copy(exported: Path, forms: list[Format], base: Path, record: dict[str, Any
 
 
 def _forget_old(base: Path, keep: int) -> None:
-    for number in versions(base)[:-keep]:
+    traffic = traffic_of(base)
+    served = traffic.labels.values() if traffic is not None else ()
+    for number in (number for number in versions(base)[:-keep] if number not in served):
         # Under another name first: half a version must not look like one.
         condemned = (base / str(number)).rename(base / f".push-old-{number}")
         shutil.rmtree(condemned)

@@ -26,7 +26,7 @@ LOW_CARDINALITY = 100
 # As keras.layers.TextVectorization(standardize="lower_and_strip_punctuation", split="whitespace") does it.
 _PUNCTUATION = r'[!"#$%&()\*\+,-\./:;<=>?@\[\\\]^_`{|}~\']'
 _EXACT_QUANTILES_UP_TO = 1_000_000
-_SKETCH_SIZE = 100_000
+_SKETCH_SHARE = 10
 _HISTOGRAM_BINS = 10
 _KEEP_FACTOR = 4
 _MIN_LABEL_VALUES = 100_000
@@ -100,6 +100,7 @@ class StatisticsBuilder:
         text_features: String features whose words are counted.
         max_top_values: Distinct values (or words) kept for each feature; of the label, at least 100,000.
         num_quantiles: Resolution of the quantiles.
+        max_exact_values: Numbers of each feature up to which quantiles are exact; beyond, a tenth of them is kept.
 
     Example:
         >>> builder = StatisticsBuilder(info, text_features=[], max_top_values=1000, num_quantiles=100)
@@ -108,7 +109,13 @@ class StatisticsBuilder:
     """
 
     def __init__(
-        self, info: ExamplesInfo, *, text_features: Sequence[str], max_top_values: int, num_quantiles: int
+        self,
+        info: ExamplesInfo,
+        *,
+        text_features: Sequence[str],
+        max_top_values: int,
+        num_quantiles: int,
+        max_exact_values: int = _EXACT_QUANTILES_UP_TO,
     ) -> None:
         self._shapes = {name: feature.shape for name, feature in info.features.items()}
         self._features = {
@@ -118,6 +125,7 @@ class StatisticsBuilder:
                 # Every class of the label is needed, however few values are kept of other features.
                 max(max_top_values, _MIN_LABEL_VALUES) if name == info.label else max_top_values,
                 num_quantiles,
+                max_exact_values,
             )
             for name, feature in info.features.items()
         }
@@ -192,9 +200,15 @@ def l_infinity(a: FeatureStatistics, b: FeatureStatistics) -> float:
 
     Source: TFDV's `infinity_norm` of the skew and drift comparators.
     """
+    _, share_a, share_b = largest_change(a, b)
+    return abs(share_a - share_b)
+
+
+def largest_change(a: FeatureStatistics, b: FeatureStatistics) -> tuple[int | str | None, float, float]:
+    """The value (word, for text) whose share differs most, with its share in `a` and in `b`; None if there are none."""
     shares_a, shares_b = _shares(a), _shares(b)
-    values = shares_a.keys() | shares_b.keys()
-    return max((abs(shares_a.get(value, 0.0) - shares_b.get(value, 0.0)) for value in values), default=0.0)
+    pairs = ((value, shares_a.get(value, 0.0), shares_b.get(value, 0.0)) for value in shares_a.keys() | shares_b.keys())
+    return max(pairs, key=lambda pair: (abs(pair[1] - pair[2]), str(pair[0])), default=(None, 0.0, 0.0))
 
 
 def jensen_shannon(a: FeatureStatistics, b: FeatureStatistics) -> float:
@@ -249,12 +263,14 @@ def _from_fields(fields: dict[str, Any]) -> FeatureStatistics:
     return FeatureStatistics(**converted)
 
 
-def _accumulator(feature: Feature, is_text: bool, max_top_values: int, num_quantiles: int) -> Any:
+def _accumulator(
+    feature: Feature, is_text: bool, max_top_values: int, num_quantiles: int, max_exact_values: int
+) -> Any:
     if feature.type == "uint8":
         return _Images()
     if feature.type == "string":
         return _Texts(max_top_values) if is_text else _Strings(max_top_values)
-    return _Numbers(feature.type, max_top_values, num_quantiles)
+    return _Numbers(feature.type, max_top_values, num_quantiles, max_exact_values)
 
 
 class _Moments:
@@ -283,9 +299,10 @@ class _Moments:
 
 
 class _Quantiles:
-    """Sorted values with weights; beyond a million of them, thinned to points of equal weight."""
+    """Sorted values with weights; beyond `max_exact` of them, thinned to a tenth as many points of equal weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_exact: int) -> None:
+        self._max_exact = max_exact
         self._chunks: list[tuple[np.ndarray, np.ndarray]] = []
         self._size = 0
 
@@ -305,14 +322,15 @@ class _Quantiles:
     def _add(self, values: np.ndarray, weights: np.ndarray) -> None:
         self._chunks.append((values, weights))
         self._size += len(values)
-        if self._size > _EXACT_QUANTILES_UP_TO:
+        if self._size > self._max_exact:
             values, weights = self._sorted()
-            if len(values) > _EXACT_QUANTILES_UP_TO // 2:
-                middles = (np.arange(_SKETCH_SIZE) + 0.5) / _SKETCH_SIZE
+            if len(values) > self._max_exact // 2:
+                size = self._max_exact // _SKETCH_SHARE
+                middles = (np.arange(size) + 0.5) / size
                 low, high, total = values[0], values[-1], weights.sum()
                 values = _at_ranks(values, weights, middles)
                 values[0], values[-1] = low, high
-                weights = np.full(_SKETCH_SIZE, total / _SKETCH_SIZE)
+                weights = np.full(size, total / size)
             self._chunks, self._size = [(values, weights)], len(values)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
@@ -367,11 +385,11 @@ def _as_text(value: Any) -> Any:
 
 
 class _Numbers:
-    def __init__(self, kind: str, max_top_values: int, num_quantiles: int) -> None:
+    def __init__(self, kind: str, max_top_values: int, num_quantiles: int, max_exact_values: int) -> None:
         self._kind, self._num_quantiles = kind, num_quantiles
         self._count = self._missing = self._zeros = self._infinite = 0
         self._min, self._max = np.inf, -np.inf
-        self._moments, self._log_moments, self._quantiles = _Moments(), _Moments(), _Quantiles()
+        self._moments, self._log_moments, self._quantiles = _Moments(), _Moments(), _Quantiles(max_exact_values)
         self._top = _TopCounts(max_top_values)
 
     def update(self, batch: np.ndarray) -> None:

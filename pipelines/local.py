@@ -173,7 +173,7 @@ class _Run:
         if decision.manifest is not None:
             return "reused", decision.manifest.result, decision.reasons
         paths = {name: self.run_dir / name for name in (*step.inputs, step.output)}
-        with self.view.running(step.name), _noise_kept_in(self.run_dir / LOG):
+        with self.view.running(step.name), noise_kept_in(self.run_dir / LOG):
             self._divide_devices()
             step.load()(**paths, config=self.config.step_config(step.section))
         return "done", artifacts.read_manifest(self.run_dir / step.output).result, decision.reasons
@@ -238,7 +238,7 @@ def only_run_in(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _noise_kept_in(file: Path) -> Iterator[None]:
+def noise_kept_in(file: Path) -> Iterator[None]:
     """Send what libraries write to standard error, from C++ too, to a file: it would drown what the user should read."""
     sys.stderr.flush()
     terminal = os.dup(2)
@@ -309,9 +309,9 @@ def main(
     Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 3 the model was not blessed, 130 interrupted.
     """
     interrupted = "Interrupted. Run the same command again: it goes on from the last whole step."
-    with reported(debug=debug, interrupted=interrupted), _interruptible():
+    with reported(debug=debug, interrupted=interrupted), interruptible():
         config = _load(arguments, print_config=print_config)
-        _set_environment()
+        set_environment()
         options = {"from_step": from_step, "until": until, "force": force, "explain": explain}
         runner_of = {"in-process": _run_in_process, "kfp": _run_kfp}
         result = runner_of[runner](config, runs_dir, options)
@@ -320,7 +320,7 @@ def main(
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let SIGTERM, which schedulers send, and Ctrl-C end the run: cleaned up and with a summary."""
     numbers = [signal.SIGTERM, signal.SIGALRM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
@@ -353,7 +353,7 @@ def _load(arguments: Sequence[str], *, print_config: bool) -> PipelineConfig:
     return config
 
 
-def _set_environment() -> None:
+def set_environment() -> None:
     """What TensorFlow and Keras read when a step imports them; what the user set stays."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")

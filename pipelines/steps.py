@@ -49,6 +49,7 @@ STEPS = (
     ),
     Step("verify", ("examples", "transform", "model", "exported"), "proof", "verify", gated=True),
     Step("push", ("model", "evaluation", "exported", "proof"), "pushed", "push", gated=True),
+    Step("deploy", ("pushed",), "deployed", "deploy", gated=True),
     Step("monitor", ("statistics", "proof", "pushed"), "monitoring", "monitor", gated=True),
 )
 

@@ -36,6 +36,7 @@ def print_summary(result: RunResult, config: PipelineConfig, console: Console) -
         "optimize": _optimized,
         "compress": _compressed,
         "verify": _forms,
+        "deploy": _deployed,
         "monitor": _monitoring,
     }
     for name, part in parts.items():
@@ -174,10 +175,17 @@ def _latency(form: Mapping[str, Any], batch_size: int) -> str:
     return " / ".join(f"{time:.3f}" if time < 1 else f"{time:.2f}" for time in times if time is not None)
 
 
+def _deployed(values: Mapping[str, Any]) -> Iterator[Table | Text]:
+    if values["canary"] is None:
+        yield Text(f"Deployed: version {values['stable']} gets all requests")
+    else:
+        share = f"{values['canary_share']:.0%} of the requests"
+        yield Text(f"Deployed: version {values['canary']} gets {share}, version {values['stable']} the rest")
+
+
 def _monitoring(values: Mapping[str, Any]) -> Iterator[Table | Text]:
-    skewed = values.get("skewed") or []
-    names = ", ".join(each if isinstance(each, str) else str(each.get("feature", each)) for each in skewed)
-    found = f"skewed: {names}" if skewed else "no feature is skewed"
+    alarms = [f"{each['kind']} of {each['name']}" for each in values["alarms"]]
+    found = ", ".join(dict.fromkeys(alarms)) or "nothing to report"
     yield Text(f"Monitoring: {values['status']}, {values['num_examples']} requested examples, {found}")
 
 
@@ -187,6 +195,8 @@ def _places(result: RunResult, config: PipelineConfig) -> Iterator[str]:
     yield f"Artifacts, config.yaml and summary.json: {run_dir}"
     if (picture := run_dir / "proof/pictures/pareto.svg").is_file():
         yield f"The forms in a picture: {picture}"
+    if (page := run_dir / "monitoring/report.html").is_file():
+        yield f"What it is asked, in pictures: {page}"
     pushed = result.result_of("push")
     if pushed is None:
         return

@@ -30,8 +30,8 @@ from pipelines.steps import STEPS, Step
 from pipelines.view import View
 
 # What these steps make follows from more than their inputs (the data, the champion, the request log), or is not an
-# artifact (the pushed model), which Kubeflow's cache cannot know.
-NEVER_CACHED = ("ingest", "evaluate", "push", "monitor")
+# artifact (the pushed model, the traffic), which Kubeflow's cache cannot know.
+NEVER_CACHED = ("ingest", "evaluate", "push", "deploy", "monitor")
 
 # The parameter that `evaluate` returns. kfp.local 2.17.3 takes a condition on an output of any other name for false.
 BLESSED = "Output"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from components.verify import pareto, speed
 from components.verify.held_out import HeldOut
 from components.verify.limits import broken_limits, check_patterns, limits_of
 from serving.client import GrpcClient, RestClient
+from serving.request_log import read_records, write_records
 from serving.server import ModelServer
 
 FILE = "proof.json"
 REQUEST_LOG = "request_log.tfrecord"
 EXAMPLE_REQUEST = "example_request.json"
+PREDICTIONS = "predictions.npy"
 PICTURE = "pictures/pareto.svg"
 _SERVED_NAME = "candidate"
 _REQUEST_SIZE = 16
@@ -61,7 +63,8 @@ def verify(
         transform: Artifact of `transform`.
         model: Artifact of `train`.
         exported: Artifact of `export`.
-        proof: Where the artifact is written: `proof.json` without times, a picture with them, and the server's request log.
+        proof: Where the artifact is written: `proof.json` without times, a picture with them, the server's request log, and
+            the Keras model's predictions of the test split.
         config: The limits.
 
     Raises:
@@ -86,6 +89,7 @@ def verify(
         (out.path / PICTURE).parent.mkdir()
         pareto.draw(rows, gate.metric, out.path / PICTURE)
         gate.write_example_request(out.path / EXAMPLE_REQUEST)
+        np.save(out.path / PREDICTIONS, gate.held_out.answers)
     return out.result
 
 
@@ -150,22 +154,32 @@ class _Gate:
         return self._judged({"format": f"{_SAVED_MODEL}: tf.Example", **self.held_out.compare(answers)}, _SAVED_MODEL)
 
     def check_server(self, request_log: Path) -> dict[str, dict[str, Any]]:
-        """Serve the SavedModel and compare what comes back over the network; the requests are logged."""
+        """Serve the SavedModel and compare what comes back over the network; the requests are logged, without times."""
         progress.report("asking the server over gRPC and REST")
         count = min(self.config.num_server_examples, len(self.held_out.sample_rows))
         feed = {name: values[:count] for name, values in self.held_out.sample.items()}
         rows = self.held_out.sample_rows[:count]
         with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / "1").symlink_to((self.exported / _SAVED_MODEL).resolve())
+            base_path, log = Path(directory) / _SERVED_NAME, Path(directory) / REQUEST_LOG
+            base_path.mkdir()
+            (base_path / "1").symlink_to((self.exported / _SAVED_MODEL).resolve())
             with (
-                ModelServer(_SERVED_NAME, Path(directory), request_log_file=request_log) as server,
+                ModelServer(_SERVED_NAME, base_path, request_log_file=log) as server,
                 GrpcClient(f"127.0.0.1:{server.grpc_port}") as grpc,
                 RestClient(f"http://127.0.0.1:{server.rest_port}") as rest,
             ):
-                return {
+                found = {
                     name: self._judged(self.held_out.differences(self._ask(client, feed), rows), _SAVED_MODEL)
                     for name, client in (("grpc", grpc), ("rest", rest))
                 }
+            write_records(
+                request_log,
+                [
+                    replace(record, time_seconds=0.0, latency_seconds=0.0, request_id=str(number))
+                    for number, record in enumerate(read_records(log))
+                ],
+            )
+        return found
 
     def write_example_request(self, file: Path) -> None:
         """A REST predict request of one held-out example, to try the server with."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from components import statistics as module
 from components.errors import DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
 from components.statistics import (
@@ -53,8 +52,9 @@ def _data(rows: int = 500) -> dict[str, np.ndarray]:
     }
 
 
-def _builder(max_top_values: int = 1000, num_quantiles: int = 20) -> StatisticsBuilder:
-    return StatisticsBuilder(INFO, text_features=["text"], max_top_values=max_top_values, num_quantiles=num_quantiles)
+def _builder(max_top_values: int = 1000, num_quantiles: int = 20, **settings: int) -> StatisticsBuilder:
+    sizes = {"max_top_values": max_top_values, "num_quantiles": num_quantiles, **settings}
+    return StatisticsBuilder(INFO, text_features=["text"], **sizes)
 
 
 def _statistics(batch: dict[str, np.ndarray], **settings: int) -> Statistics:
@@ -147,11 +147,9 @@ def test_any_chunks_and_any_merge_give_the_same(size):
     _assert_close(_statistics(data), builders[0].finish())
 
 
-def test_quantiles_stay_close_and_small_beyond_a_million(monkeypatch):
-    monkeypatch.setattr(module, "_EXACT_QUANTILES_UP_TO", 10_000)
-    monkeypatch.setattr(module, "_SKETCH_SIZE", 1000)
+def test_quantiles_stay_close_and_small_beyond_a_bound():
     values = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
-    builder = _builder(num_quantiles=100)
+    builder = _builder(num_quantiles=100, max_exact_values=10_000)
     for start in range(0, len(values), 3000):
         builder.update({"x": values[start : start + 3000]})
     quantiles = np.array(builder.finish()["x"].quantiles)

@@ -125,7 +125,7 @@ def real_table(*, blessed: bool = True) -> tuple[FakeStep, ...]:
         return write_words(output, inputs, config) | {"metric": "auc", "keras": keras, "formats": [], "server": {}}
 
     def monitor(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
-        return write_words(output, inputs, config) | {"status": "ok", "num_examples": 64, "skewed": []}
+        return write_words(output, inputs, config) | {"status": "ok", "num_examples": 64, "alarms": []}
 
     def compress(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
         return write_words(output, inputs, config) | {"formats": []}
@@ -134,7 +134,11 @@ def real_table(*, blessed: bool = True) -> tuple[FakeStep, ...]:
         return write_words(output, inputs, config) | {"stages": []}
 
     works = {"evaluate": evaluate, "optimize": optimize, "compress": compress, "verify": verify}
-    works |= {"push": push, "monitor": monitor}
+
+    def deploy(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
+        return write_words(output, inputs, config) | {"version": 1, "stable": 1, "canary": None, "canary_share": 0.0}
+
+    works |= {"push": push, "deploy": deploy, "monitor": monitor}
     return tuple(FakeStep(**dataclasses.asdict(step), work=works.get(step.name, write_words)) for step in STEPS)
 
 

@@ -449,7 +449,7 @@ def test_a_model_below_its_threshold_is_not_pushed(after_good_run: Place) -> Non
     outcome = place.run("evaluate.thresholds=[{metric: auc, min: 0.999}]")
     assert outcome.code == 3
     assert "at least 0.999" in outcome.shown
-    assert gated_states(place) == ["skipped"] * 6
+    assert gated_states(place) == ["skipped"] * 7
     assert not place.pushed.exists()
     place.assert_whole()
 
@@ -460,7 +460,7 @@ def test_a_model_worse_than_the_champion_is_not_pushed(after_good_run: Place, go
     outcome = place.run("train.optimizer.learning_rate=1e-9", "evaluate.champion={metric: loss, min_improvement: 0}")
     assert outcome.code == 3, outcome
     assert "of champion version 1: improvement -" in outcome.shown
-    assert gated_states(place) == ["skipped"] * 6
+    assert gated_states(place) == ["skipped"] * 7
     assert versions(place.pushed) == [1]
     place.assert_whole()
 

@@ -42,6 +42,9 @@ COMMANDS = [
     (["pipelines.compile", "--help"], 0, HEAVY),
     (["pipelines.submit", "--help"], 0, HEAVY),
     (["pipelines.doctor", "--help"], 0, {*HEAVY, "kfp"}),
+    (["pipelines.monitor", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
+    (["pipelines.manifests", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
+    (["pipelines.manifests", "model_name=m", "model_uri=pvc://claim/m"], 0, {*HEAVY, "kfp"}),
     (["serving", "--help"], 0, HEAVY),
 ]
 
@@ -178,7 +181,7 @@ def breaches(place: str, source: str) -> list[str]:
         found += [each.module for each in imports if each.is_of(STEP_MODULES) and each.at_module_level]
     elif top == "components":
         own = f"components.{rest.partition('/')[0].removesuffix('.py')}"
-        serving = set() if own in ("components.verify", "components.monitor") else {"serving"}
+        serving = set() if own in ("components.verify", "components.deploy", "components.monitor") else {"serving"}
         # Their training is that of the step `train`.
         others = {"components.train"} if own in ("components.optimize", "components.ptq") else set()
         found = _within(imports, never={"kfp", "pipelines", *serving, *(STEP_MODULES - {own} - others)})

@@ -359,7 +359,7 @@ def test_command_on_an_unchanged_run_is_quick_and_loads_no_tensorflow(workplace:
     run(fakes.config_of(), runs_dir=Path("runs"), steps=fakes.real_table(), console=fakes.quiet())
     code, output = run_command("tiny.yaml", "--explain")
     assert code == 0, output
-    assert output.count("reused") == 11
+    assert output.count("reused") == 12
     assert "HEAVY []" in output
     assert float(output.rpartition("CPU ")[2].split()[0]) < 3
     assert "Gate: blessed" in output
@@ -380,7 +380,7 @@ def test_command_on_a_model_that_was_not_blessed_ends_with_3(workplace: Path) ->
     run(fakes.config_of(), runs_dir=Path("runs"), steps=fakes.real_table(blessed=False), console=fakes.quiet())
     code, output = run_command("tiny.yaml")
     assert code == 3, output
-    assert output.count("skipped") == 6
+    assert output.count("skipped") == 7
     assert "not blessed: nothing was pushed" in output
     assert "python -m serving" not in output
     assert not (workplace / "serving_models").exists()
@@ -417,6 +417,6 @@ class _SlowToGo:
 
 
 def test_an_interrupt_within_a_finalizer_is_not_lost() -> None:
-    with pytest.raises(KeyboardInterrupt), local._interruptible():
+    with pytest.raises(KeyboardInterrupt), local.interruptible():
         _SlowToGo()
         time.sleep(5)

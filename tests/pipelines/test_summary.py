@@ -65,7 +65,8 @@ RESULTS: dict[str, dict[str, Any]] = {
         "model_name": "tiny",
         "formats": ["saved_model", "onnx"],
     },
-    "monitor": {"status": "skewed", "num_examples": 64, "skewed": [{"feature": "fare"}]},
+    "deploy": {"version": 12, "stable": 11, "canary": 12, "canary_share": 0.05},
+    "monitor": {"status": "alarm", "num_examples": 64, "alarms": [{"kind": "skew", "name": "fare"}] * 2},
 }
 
 
@@ -103,7 +104,8 @@ def test_whole_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Left out: saved" not in text
     assert "Forms: saved_model, onnx\n" in text
     assert "Server over gRPC: passed, 64 examples, largest difference 0.0e+00" in text
-    assert "Monitoring: skewed, 64 requested examples, skewed: fare" in text
+    assert "Deployed: version 12 gets 5% of the requests, version 11 the rest" in text
+    assert "Monitoring: alarm, 64 requested examples, skew of fare" in text
     assert f"summary.json: {tmp_path}/runs/tiny" in text
     assert f"version 12: {tmp_path}/serving_models/tiny/12" in text
     serve = f"--model_base_path={tmp_path}/serving_models/tiny --port=8500 --rest_api_port=8501"
@@ -120,6 +122,7 @@ def test_a_part_without_a_result_is_left_out(tmp_path: Path, missing: str) -> No
         "compress": "Compressed forms",
         "verify": "Forms  ",
         "push": "Serve it",
+        "deploy": "Deployed",
         "monitor": "Monitoring",
     }
     assert {name for name, heading in headings.items() if heading not in text} == {missing}
