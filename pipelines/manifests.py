@@ -45,7 +45,7 @@ def write_whole(files: Mapping[str, str], output: Path) -> None:
     """Make `output` a folder of exactly these files, all of them or none.
 
     Args:
-        files: Path in the folder -> text.
+        files: Path in the folder -> text, which begins with the header of documents.HEADER.
         output: The folder; what an earlier call wrote there goes.
 
     Raises:
@@ -57,7 +57,7 @@ def write_whole(files: Mapping[str, str], output: Path) -> None:
     output = output.absolute()
     temporary = output.with_name(f".{output.name}.tmp-{os.getpid()}")
     with disk_errors_explained(output):
-        _refuse_foreign_files(output, files)
+        _refuse_foreign_files(output)
         try:
             for name, text in files.items():
                 file = temporary / name
@@ -68,21 +68,17 @@ def write_whole(files: Mapping[str, str], output: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _refuse_foreign_files(output: Path, files: Mapping[str, str]) -> None:
+def _refuse_foreign_files(output: Path) -> None:
     from components.errors import ConfigError
     from serving.manifests.documents import HEADER
 
-    header = HEADER.encode()
-    there = [file for file in output.rglob("*") if file.is_file()]
-    foreign = [
-        name
-        for file in there
-        if (name := str(file.relative_to(output))) not in files and not file.read_bytes().startswith(header)
-    ]
-    if foreign:
+    for file in sorted(file for file in output.rglob("*") if file.is_file()):
+        with file.open("rb") as opened:
+            if opened.read(len(HEADER)) == HEADER.encode():
+                continue
         raise ConfigError(
-            f"{output} holds files that are not made by this command, such as {min(foreign)}, and is replaced as a "
-            "whole. Give another --output, or move them; an overlay of yours can name ours from outside."
+            f"{output} holds files that are not made by this command, such as {file.relative_to(output)}, and is replaced "
+            "as a whole. Give another --output, or move them; an overlay of yours can name ours from outside."
         )
 
 

@@ -370,11 +370,13 @@ def main(**flags: Any) -> None:
         raise click.UsageError("--model_name is empty; requests need a name to call the model by")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     memory.set_up()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("serving").setLevel(logging.INFO)  # not the root's level, which absl changes under TensorFlow
     for number in (signal.SIGTERM, signal.SIGINT):  # until it serves; loading may take minutes
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 
     from serving.errors import ServingError
+    from serving.manager import SIGNAL_POLL_SECONDS
     from serving.served_model import State
 
     try:
@@ -399,7 +401,8 @@ def main(**flags: Any) -> None:
     where = " ".join(f"{name} port {port}" for name, port in ports.items() if port is not None)
     click.echo(f"serving {', '.join(serving) or 'no model'} {where}".rstrip())
     sys.stdout.flush()
-    stopping.wait()
+    while not stopping.wait(SIGNAL_POLL_SECONDS):
+        pass
     server.stop(flags["drain_grace_seconds"])
     logging.shutdown()
     os._exit(0)  # a request that outlived the grace period must not keep the process

@@ -30,8 +30,11 @@ class BearerTokens:
         self._seen = self._state()
         self._digests = _read(path)
 
-    def _state(self) -> tuple[int, int, int]:
-        stat = self._path.stat()
+    def _state(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def check(self, authorization: str | None) -> bytes:
@@ -57,19 +60,19 @@ class BearerTokens:
 
     def _current(self) -> list[bytes]:
         with self._lock:
-            try:
-                state = self._state()
-                if state != self._seen:
-                    self._seen = state
+            state = self._state()
+            if state != self._seen:
+                self._seen = state
+                try:
                     self._digests = _read(self._path)
                     logger.info("%s is read again: %d tokens", self._path, len(self._digests))
-            except (ServingError, OSError) as error:
-                logger.error("the tokens before stay valid: %s", error)
+                except (ServingError, OSError) as error:
+                    logger.error("the tokens before stay valid: %s", error)
             return self._digests
 
 
 def _read(path: Path) -> list[bytes]:
-    lines = (line.strip() for line in path.read_text().splitlines())
+    lines = (line.strip() for line in path.read_text("utf-8", "surrogateescape").splitlines())
     digests = [_digest(line) for line in lines if line and not line.startswith("#")]
     if not digests:
         raise invalid_argument(f"{path} holds no token; write one a line")

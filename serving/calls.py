@@ -96,12 +96,15 @@ Listener = Callable[[Call], None]
 class OpenModel:
     """A version held for one request, as a context manager; its calls are told to the listeners.
 
+    A request that fails before it calls a signature, such as one with the inputs of another version, is told as one
+    failed call of the signature "".
+
     Attributes:
         version: the version.
         signatures: name -> signature.
     """
 
-    __slots__ = ("_context", "_lease", "_listeners", "_model", "signatures", "version")
+    __slots__ = ("_context", "_is_called", "_lease", "_listeners", "_model", "signatures", "version")
 
     def __init__(
         self,
@@ -112,6 +115,7 @@ class OpenModel:
         self._lease = lease
         self._context = context
         self._listeners = listeners
+        self._is_called = False
 
     def __enter__(self) -> OpenModel:
         self.version = self._lease.__enter__()
@@ -122,7 +126,15 @@ class OpenModel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lease.__exit__(kind, error, trace)
+        try:
+            if isinstance(error, ServingError) and not self._is_called:
+                self._tell(Call(self.version, "", {}, {}, error, 0.0, self._context))
+        finally:
+            self._lease.__exit__(kind, error, trace)
+
+    def _tell(self, call: Call) -> None:
+        for listener in self._listeners:
+            listener(call)
 
     def run(
         self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = ()
@@ -139,6 +151,7 @@ class OpenModel:
         self, signature_name: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] = ()
     ) -> dict[str, np.ndarray]:
         """As `run`, but a coroutine that waits for the batch: see BatchTask."""
+        self._is_called = True
         started = time.perf_counter()
         found: dict[str, np.ndarray] = {}
         failure: ServingError | None = None
@@ -156,9 +169,7 @@ class OpenModel:
             raise
         finally:
             seconds = time.perf_counter() - started
-            call = Call(self.version, signature_name, inputs, found, failure, seconds, self._context)
-            for listener in self._listeners:
-                listener(call)
+            self._tell(Call(self.version, signature_name, inputs, found, failure, seconds, self._context))
         return found
 
 

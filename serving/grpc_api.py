@@ -135,10 +135,10 @@ class GrpcApi:
             raise invalid_argument("Missing ModelSpec")
         signatures = SignatureDefMap()
         response = GetModelMetadataResponse()
-        with self._open(request.model_spec, context) as model:
-            for name, signature in model.signatures.items():
+        with self._models.manager.lease(*_asked_for(request.model_spec, context)) as version:
+            for name, signature in version.loaded.signatures.items():
                 signatures.signature_def[name].CopyFrom(signature.proto)
-            _fill_spec(response.model_spec, model.version, "")
+            _fill_spec(response.model_spec, version, "")
         response.metadata["signature_def"].Pack(signatures)
         return response
 
@@ -167,14 +167,18 @@ class GrpcApi:
         return response
 
     def _open(self, spec: Any, context: CallContext) -> OpenModel:
-        choice = spec.WhichOneof("version_choice")
-        context.model_name = spec.name
-        return self._models.open(
-            spec.name,
-            spec.version.value if choice == "version" else None,
-            spec.version_label if choice == "version_label" else None,
-            context,
-        )
+        return self._models.open(*_asked_for(spec, context), context)
+
+
+def _asked_for(spec: Any, context: CallContext) -> tuple[str, int | None, str | None]:
+    """Name, version and label of a ModelSpec."""
+    context.model_name = spec.name
+    choice = spec.WhichOneof("version_choice")
+    return (
+        spec.name,
+        spec.version.value if choice == "version" else None,
+        spec.version_label if choice == "version_label" else None,
+    )
 
 
 def _decode(alias: str, tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A client for TF Serving's gRPC API; it loads no TensorFlow (see client_protos.py)."""
+"""A client for TF Serving's gRPC API; it loads no TensorFlow (see protos.py)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 from google.protobuf import json_format, text_format
 
+from serving import protos
 from serving.client_base import Client, Method, ModelSpec, Results, TlsFiles
 from serving.client_inputs import Features
-from serving.client_protos import message_class
 from serving.client_retry import Call, RetryPolicy
 from serving.errors import Code, ServingError, invalid_argument
 from serving.model_info import (
@@ -77,7 +77,6 @@ class GrpcClient(Client):
         else:
             self._channel = grpc.secure_channel(self._target, _credentials(tls or TlsFiles()), options)
         self._methods: dict[str, Any] = {}
-        message_class("ModelSpec")  # so that it is here that packages are missing
 
     def close(self) -> None:
         """Close the channel; the client cannot be used after it."""
@@ -92,7 +91,7 @@ class GrpcClient(Client):
         output_filter: Sequence[str],
         call: Call,
     ) -> dict[str, np.ndarray]:
-        request = message_class("PredictRequest")(model_spec=_model_spec(spec, signature_name))
+        request = protos.PredictRequest(model_spec=_model_spec(spec, signature_name))
         request.output_filter.extend(output_filter)
         for alias, array in inputs.items():
             encode_content(array, request.inputs[alias])
@@ -102,7 +101,7 @@ class GrpcClient(Client):
     def _classify(
         self, spec: ModelSpec, signature_name: str, examples: list[Features], context: Features | None, call: Call
     ) -> list[tuple[Classification, ...]]:
-        request = message_class("ClassificationRequest")(
+        request = protos.ClassificationRequest(
             model_spec=_model_spec(spec, signature_name), input=_input(examples, context)
         )
         response = self._request("PredictionService/Classify", request, "ClassificationResponse", call)
@@ -111,7 +110,7 @@ class GrpcClient(Client):
     def _regress(
         self, spec: ModelSpec, signature_name: str, examples: list[Features], context: Features | None, call: Call
     ) -> list[Regression]:
-        request = message_class("RegressionRequest")(
+        request = protos.RegressionRequest(
             model_spec=_model_spec(spec, signature_name), input=_input(examples, context)
         )
         response = self._request("PredictionService/Regress", request, "RegressionResponse", call)
@@ -125,7 +124,7 @@ class GrpcClient(Client):
         context: Features | None,
         call: Call,
     ) -> dict[str, Results]:
-        request = message_class("MultiInferenceRequest")(input=_input(examples, context))
+        request = protos.MultiInferenceRequest(input=_input(examples, context))
         for signature_name, method in tasks.items():
             request.tasks.add(model_spec=_model_spec(spec, signature_name), method_name=_METHOD_NAMES[method])
         response = self._request("PredictionService/MultiInference", request, "MultiInferenceResponse", call)
@@ -137,9 +136,9 @@ class GrpcClient(Client):
         }
 
     def _status(self, spec: ModelSpec, call: Call) -> list[VersionStatus]:
-        request = message_class("GetModelStatusRequest")(model_spec=_model_spec(spec))
+        request = protos.GetModelStatusRequest(model_spec=_model_spec(spec))
         response = self._request("ModelService/GetModelStatus", request, "GetModelStatusResponse", call)
-        states = message_class("ModelVersionStatus").State
+        states = protos.ModelVersionStatus.State
         return [
             VersionStatus(
                 item.version, states.Name(item.state), Code(item.status.error_code).name, item.status.error_message
@@ -148,11 +147,9 @@ class GrpcClient(Client):
         ]
 
     def _metadata(self, spec: ModelSpec, call: Call) -> ModelMetadata:
-        request = message_class("GetModelMetadataRequest")(
-            model_spec=_model_spec(spec), metadata_field=["signature_def"]
-        )
+        request = protos.GetModelMetadataRequest(model_spec=_model_spec(spec), metadata_field=["signature_def"])
         response = self._request("PredictionService/GetModelMetadata", request, "GetModelMetadataResponse", call)
-        signatures = message_class("SignatureDefMap")()
+        signatures = protos.SignatureDefMap()
         response.metadata["signature_def"].Unpack(signatures)
         as_json = json_format.MessageToDict(signatures, preserving_proto_field_name=True)
         return metadata_from_json(response.model_spec.version.value, as_json.get("signature_def", {}))
@@ -166,7 +163,7 @@ class GrpcClient(Client):
             raise
 
     def _reload(self, model_config: str, call: Call) -> dict[str, int]:
-        request = message_class("ReloadConfigRequest")()
+        request = protos.ReloadConfigRequest()
         try:
             text_format.Parse(model_config, request.config)
         except text_format.ParseError as error:
@@ -181,7 +178,7 @@ class GrpcClient(Client):
             self._methods[method] = self._channel.unary_unary(
                 f"/tensorflow.serving.{method}",
                 request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=message_class(response_name).FromString,
+                response_deserializer=getattr(protos, response_name).FromString,
             )
         return call.run(lambda seconds: self._attempt(self._methods[method], request, seconds))
 
@@ -209,7 +206,7 @@ def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
 
 
 def _model_spec(spec: ModelSpec, signature_name: str = "") -> Any:
-    message = message_class("ModelSpec")(name=spec.name, signature_name=signature_name)
+    message = protos.ModelSpec(name=spec.name, signature_name=signature_name)
     if spec.version is not None:
         message.version.value = spec.version
     elif spec.version_label is not None:
@@ -218,7 +215,7 @@ def _model_spec(spec: ModelSpec, signature_name: str = "") -> Any:
 
 
 def _input(examples: list[Features], context: Features | None) -> Any:
-    message = message_class("Input")()
+    message = protos.Input()
     if context is None:
         found = message.example_list
     else:

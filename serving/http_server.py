@@ -23,6 +23,7 @@ from serving.settings import RestSettings
 
 Handler = Callable[[Request], Answering]
 
+_BACKLOG = 1024
 _INLINE_SECONDS = 0.001
 _INLINE_BODY_BYTES = 16_384
 _DECAY = 0.9
@@ -91,6 +92,7 @@ class HttpServer:
         self._server = await self.loop.create_server(
             lambda: Connection(self),
             sock=self._socket,
+            backlog=_BACKLOG,  # asyncio listens again
             ssl=None if tls is None else tls.server_context(),
             ssl_handshake_timeout=None if tls is None else self.settings.io_seconds,
         )
@@ -167,8 +169,8 @@ class HttpServer:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         if not host and socket.has_dualstack_ipv6():
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise OSError(f"REST cannot listen on {host or '*'}:{port}: {error.strerror}") from error

@@ -16,6 +16,9 @@ from serving.versions import find_versions, fingerprint
 
 logger = logging.getLogger(__name__)
 
+# Python runs a signal's handler in the main thread, which a signal that the system gave to another thread does not wake.
+SIGNAL_POLL_SECONDS = 0.5
+
 
 class ModelManager:
     """All served models by name. Public methods may be called from any thread.
@@ -137,7 +140,8 @@ class ModelManager:
         for name in old.keys() - kept.keys():
             old[name].stop()
         for watcher in added.values():
-            watcher.first_look.wait()
+            while not watcher.first_look.wait(SIGNAL_POLL_SECONDS):
+                pass
         _require_available([watcher.model for watcher in added.values()])
 
     def _watcher(self, config: ModelConfig) -> _Watcher:

@@ -1,15 +1,18 @@
 """An OpenAPI 3.1 description of the REST API of the models that are served, made from their signatures.
 
 Source: https://spec.openapis.org/oas/v3.1.0. JSON has no NaN, which TF Serving writes bare for lack of another form; the
-schemas say `number`.
+schemas say `number`. Shapes are asked of requests only: a model may take others than its signature says, and then answers
+in others, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
+
+import numpy as np
 
 from serving import dtypes, inference
 from serving.errors import ServingError
@@ -18,8 +21,6 @@ from serving.served_model import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, ServedMod
 
 Json = dict[str, Any]
 
-_INTEGERS = {dtypes.INT8: "int8", dtypes.INT16: "int16", dtypes.INT32: "int32", dtypes.INT64: "int64"}
-_UNSIGNED = {dtypes.UINT8: "uint8", dtypes.UINT16: "uint16", dtypes.UINT32: "uint32", dtypes.UINT64: "uint64"}
 _FLOATS = {dtypes.FLOAT: "float", dtypes.DOUBLE: "double"}
 _BYTES: Json = {
     "type": "object",
@@ -27,6 +28,7 @@ _BYTES: Json = {
     "required": ["b64"],
     "additionalProperties": False,
 }
+_STRING: Json = {"anyOf": [{"type": "string"}, _BYTES]}
 _ERROR: Json = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 _STATUS: Json = {
     "type": "object",
@@ -69,8 +71,9 @@ def describe(manager: ModelManager) -> Json:
     schemas: Json = {"Error": _ERROR, "Status": _STATUS}
     for name, model in sorted(manager.models.items()):
         version = _newest(model)
-        if version is not None and version.model is not None:
-            _add_model(name, version.model.signatures, paths, schemas)
+        loaded = version.model if version is not None else None  # it may be unloaded meanwhile
+        if loaded is not None:
+            _add_model(name, loaded.signatures, paths, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -127,7 +130,7 @@ def _fits(method_name: str, signature: Any) -> bool:
         inference.output_aliases(method_name, signature.proto)
     except ServingError:
         return False
-    return True
+    return all(info.dtype == dtypes.STRING for info in signature.proto.inputs.values())  # serialized tf.Examples
 
 
 def _prediction(signatures: Iterable[Any], default: str, rows_key: str) -> tuple[Json, Json]:
@@ -136,79 +139,88 @@ def _prediction(signatures: Iterable[Any], default: str, rows_key: str) -> tuple
     for signature in signatures:
         inputs, outputs = signature.proto.inputs, signature.proto.outputs
         named = {"signature_name": {"const": signature.name}}
-        row = _tensors(inputs, 1, _string_to_send) | {"additionalProperties": False}
-        rows = {"type": "array", "minItems": 1, "items": _or_bare(row)}
-        for key, values in (("instances", rows), ("inputs", _or_bare(_tensors(inputs, 0, _string_to_send)))):
+        row = _request_tensors(inputs, 1)
+        rows = [{"type": "array", "minItems": 1, "items": each} for each in _with_bare(row)]
+        for key, forms in (("instances", rows), ("inputs", _with_bare(_request_tensors(inputs, 0)))):
             requests.append(
                 {
                     "title": f"{signature.name}, {'by rows' if key == 'instances' else 'by columns'}",
-                    **_object({**named, key: values}),
+                    **_object({**named, key: {"anyOf": forms}}),
                     "required": [key] if signature.name == default else ["signature_name", key],
+                    "additionalProperties": False,
                 }
             )
-        responses.append(
-            _object({rows_key: {"type": "array", "items": _unnamed(_tensors(outputs, 1, _string_received))}})
-        )
-        responses.append(_object({"outputs": _unnamed(_tensors(outputs, 0, _string_received))}))
+        responses.append(_object({rows_key: {"type": "array", "items": _response_tensors(outputs)}}))
+        responses.append(_object({"outputs": _response_tensors(outputs)}))
     return {"oneOf": requests}, {"anyOf": responses}
-
-
-def _or_bare(schema: Json) -> Json:
-    """The value of a request: where there is one input only, it may come without its name."""
-    properties = schema["properties"]
-    return {"anyOf": [schema, next(iter(properties.values()))]} if len(properties) == 1 else schema
 
 
 def _object(properties: Json) -> Json:
     return {"type": "object", "properties": properties, "required": sorted(properties)}
 
 
-def _unnamed(schema: Json) -> Json:
-    """The value of a response: without its name where there is one output only."""
+def _request_tensors(tensors: Mapping[str, Any], skip: int) -> Json:
+    """Tensors by alias, each as nested lists; `skip` leaves out the batch."""
+    return _object({alias: _tensor(info, skip) for alias, info in sorted(tensors.items())}) | {
+        "additionalProperties": False
+    }
+
+
+def _with_bare(schema: Json) -> list[Json]:
+    """The forms of a request's values: where there is one input only, it may come without its name."""
     properties = schema["properties"]
-    return next(iter(properties.values())) if len(properties) == 1 else schema
+    return [schema, *properties.values()] if len(properties) == 1 else [schema]
 
 
-def _tensors(tensors: Mapping[str, Any], skip: int, string_of: Callable[[str], Json]) -> Json:
-    """The schema of tensors by alias, each as nested lists; `skip` leaves out the batch."""
-    return _object({alias: _tensor(info, skip, string_of(alias)) for alias, info in sorted(tensors.items())})
+def _response_tensors(tensors: Mapping[str, Any]) -> Json:
+    """The same of a response, where a single output has no name."""
+    found = {
+        alias: _nested(info, _BYTES if alias.endswith("_bytes") else {"type": "string"})
+        for alias, info in sorted(tensors.items())
+    }
+    return next(iter(found.values())) if len(found) == 1 else _object(found)
 
 
-def _string_to_send(alias: str) -> Json:
-    return {"oneOf": [{"type": "string"}, _BYTES]}
+def _nested(info: Any, string: Json) -> Json:
+    """A value, or lists of them that are as deep as it happens to be."""
+    sizes = ["?" if dim.size < 0 else str(dim.size) for dim in info.tensor_shape.dim]
+    shape = "any shape" if info.tensor_shape.unknown_rank else f"shape ({', '.join(sizes)})"
+    return {
+        "anyOf": [_value(info.dtype, string), {"type": "array"}],
+        "description": f"{dtypes.name(info.dtype)} of {shape}",
+    }
 
 
-def _string_received(alias: str) -> Json:
-    return _BYTES if alias.endswith("_bytes") else {"type": "string"}
-
-
-def _tensor(info: Any, skip: int, string: Json) -> Json:
+def _tensor(info: Any, skip: int) -> Json:
     if info.tensor_shape.unknown_rank:
-        return {"description": f"{dtypes.name(info.dtype)} of any shape"}
-    schema = _value(info.dtype, string)
+        return _nested(info, _STRING)
+    schema = value = _value(info.dtype, _STRING)
     for dim in reversed(info.tensor_shape.dim[skip:]):
         schema = {"type": "array", "items": schema}
         if dim.size >= 0:
             schema |= {"minItems": dim.size, "maxItems": dim.size}
+        elif schema["items"] is not value:
+            schema["minItems"] = 1  # of an empty list nobody knows the lists that it does not hold
     return schema
 
 
 def _value(number: int, string: Json) -> Json:
     if number in _FLOATS:
         return {"type": "number", "format": _FLOATS[number]}
-    if number in _INTEGERS:
-        return {"type": "integer", "format": _INTEGERS[number]}
-    if number in _UNSIGNED:
-        return {"type": "integer", "format": _UNSIGNED[number], "minimum": 0}
     if number == dtypes.BOOL:
         return {"type": "boolean"}
     if number == dtypes.STRING:
         return string
+    dtype = dtypes.NUMPY.get(number)
+    if dtype is not None and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return {"type": "integer", "format": dtype.name, "minimum": int(limits.min), "maximum": int(limits.max)}
     return {"not": {}, "description": f"{dtypes.name(number)} has no JSON form: use gRPC"}
 
 
 def _examples_request(signature_names: list[str]) -> Json:
-    values: Json = {"type": ["number", "string", "boolean", "array", "object"]}
+    kinds: list[Json] = [{"type": "number"}, {"type": "boolean"}, _STRING]
+    values = {"anyOf": [*kinds, *({"type": "array", "items": kind} for kind in kinds)]}
     example = {"type": "object", "additionalProperties": values}
     return {
         "type": "object",

@@ -188,10 +188,10 @@ def read_records(path: Path | str, *, since_seconds: float = 0.0) -> Iterator[Lo
         raise FileNotFoundError(f"there is no request log {path}")
     for file in files:
         try:
-            with file.open("rb") as opened:
-                magic = opened.read(len(request_log_parquet.MAGIC))
             if file.stat().st_mtime < since_seconds:
                 continue
+            with file.open("rb") as opened:
+                magic = opened.read(len(request_log_parquet.MAGIC))
             for record in (read_parquet if magic == request_log_parquet.MAGIC else read_tfrecord)(file):
                 if not 0 < record.time_seconds < since_seconds:
                     yield record

@@ -41,11 +41,15 @@ class LogRecord:
     @property
     def size_bytes(self) -> int:
         """About what its arrays take in memory."""
-        return sum(map(_size_bytes, (*self.inputs.values(), *self.outputs.values())))
+        return size_bytes(self.inputs) + size_bytes(self.outputs)
 
 
-def _size_bytes(array: np.ndarray) -> int:
-    return array.nbytes + (sum(map(sys.getsizeof, array.flat)) if array.dtype == object else 0)
+def size_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """About what arrays take in memory."""
+    return sum(
+        array.nbytes + (sum(map(sys.getsizeof, array.flat)) if array.dtype == object else 0)
+        for array in arrays.values()
+    )
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ class RestApi:
         route = parse_route(request.method, request.target)
         request.context.model_name = route.model
         if request.method == "GET":
-            body = self._metadata(route, request) if route.verb.lower() == "metadata" else self._status(route)
+            body = self._metadata(route) if route.verb.lower() == "metadata" else self._status(route)
             return Response(200, body)
         request.context.method = route.verb
         body = await self._call(route, request)
@@ -313,17 +313,16 @@ class RestApi:
         versions = self._models.manager.statuses(route.model, route.version)
         return _protobuf_json({"model_version_status": [_status_of(version) for version in versions]})
 
-    def _metadata(self, route: Route, request: Request) -> bytes:
+    def _metadata(self, route: Route) -> bytes:
         from google.protobuf import json_format
 
-        with self._open(route, request) as model:
+        with self._models.manager.lease(route.model, route.version, route.label) as version:
             signatures = {
                 name: json_format.MessageToDict(
                     signature.proto, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
                 )
-                for name, signature in model.signatures.items()
+                for name, signature in version.loaded.signatures.items()
             }
-            version = model.version
         spec = {"name": version.model_name, "signature_name": "", "version": str(version.number)}
         return _protobuf_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
 

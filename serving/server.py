@@ -239,7 +239,7 @@ class ModelServer:
             port,
             self._rest_timeout_seconds,
             settings,
-            admit=api.admit,
+            admit=None if self._gate is None else api.admit,
             concurrency_limit=self._concurrency_limit,
         )
 

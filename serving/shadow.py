@@ -23,11 +23,13 @@ import numpy as np
 from serving.calls import Call
 from serving.errors import ServingError
 from serving.manager import ModelManager
+from serving.request_log_sink import size_bytes
 from serving.rest_api import Request, Response
 
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED = 64
+_MAX_QUEUED_BYTES = 64 << 20
 _MAX_ERRORS = 10  # distinct messages that are kept for a report
 
 
@@ -119,7 +121,8 @@ class Shadow:
         sampling_rate: the share of the calls that is repeated, 0 to 1.
 
     Attributes:
-        dropped: calls that were not repeated, because the shadow was slower than they came.
+        dropped: calls that were not repeated, because the shadow was slower than they came, or they are larger than all
+            that may wait for it.
     """
 
     def __init__(self, manager: ModelManager, label: str, sampling_rate: float = 1.0) -> None:
@@ -127,7 +130,9 @@ class Shadow:
         self._manager = manager
         self._label = label
         self._sampling_rate = sampling_rate
-        self._queue: queue.Queue[tuple[Call, int] | None] = queue.Queue(_MAX_QUEUED)
+        self._queue: queue.SimpleQueue[tuple[Call, int, int] | None] = queue.SimpleQueue()
+        self._queued = self._queued_bytes = 0
+        self._counting = threading.Lock()  # of these and `dropped`; serving takes it, so it is never held for long
         self._found: dict[tuple[str, int, int, str], Comparison] = {}
         self._lock = threading.Lock()  # of `_found`
         self._thread = threading.Thread(target=self._repeat_all, name="shadow", daemon=True)
@@ -140,10 +145,14 @@ class Shadow:
             return
         if random.random() >= self._sampling_rate:
             return
-        try:
-            self._queue.put_nowait((call, number))
-        except queue.Full:
-            self.dropped += 1
+        size = size_bytes(call.inputs) + size_bytes(call.outputs)
+        with self._counting:
+            if self._queued >= _MAX_QUEUED or self._queued_bytes + size > _MAX_QUEUED_BYTES:
+                self.dropped += 1
+                return
+            self._queued += 1
+            self._queued_bytes += size
+        self._queue.put((call, number, size))
 
     def close(self) -> None:
         """Repeat what is queued, then end."""
@@ -152,10 +161,15 @@ class Shadow:
 
     def _repeat_all(self) -> None:
         while (taken := self._queue.get()) is not None:
+            call, number, size = taken
             try:
-                self._repeat(*taken)
+                self._repeat(call, number)
             except Exception:
                 logger.exception("a call could not be compared with its shadow")
+            with self._counting:
+                self._queued -= 1
+                self._queued_bytes -= size
+            del taken, call  # else they would stay until the next one comes
 
     def _repeat(self, call: Call, number: int) -> None:
         name = call.version.model_name

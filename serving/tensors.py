@@ -37,6 +37,10 @@ _VALUE_FIELD: dict[int, str] = {
 }
 
 
+# Key of the packed field of types whose values protobuf writes as the array holds them: float_val and double_val.
+_FIXED_WIDTH_TAGS = {dtypes.FLOAT: b"\x2a", dtypes.DOUBLE: b"\x32"}
+
+
 def decode(proto: Any) -> np.ndarray:
     """The numpy array that a TensorProto holds; strings as an object array of bytes, bfloat16 as float32.
 
@@ -114,7 +118,22 @@ def object_array(values: list[Any]) -> np.ndarray:
 def encode_values(array: np.ndarray, proto: Any) -> None:
     """Write an array into an empty TensorProto as a typed list: what TF Serving's answers carry (AsProtoField)."""
     number = _describe(array, proto)
+    tag = _FIXED_WIDTH_TAGS.get(number)
+    if tag is not None and array.size:
+        data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        proto.MergeFromString(tag + _varint(len(data)) + data)  # what extend() would give, 10 times as quick
+        return
     getattr(proto, _VALUE_FIELD[number]).extend(_FLATTEN.get(number, _as_numbers)(array.ravel()))
+
+
+def _varint(number: int) -> bytes:
+    """Protobuf's encoding of an unsigned integer."""
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
 
 
 def encode_content(array: np.ndarray, proto: Any) -> None:

@@ -97,8 +97,8 @@ class Tracing:
     def called(self, call: Call) -> None:
         """Note a call of a signature; a Listener."""
         request = call.context.span or get_current_span()  # that of gRPC
-        if not request.is_recording():
-            return
+        if not request.is_recording() or not call.signature_name:
+            return  # the second never called a signature
         end = time.time_ns()
         signature = _sendable(call.signature_name)
         attributes: dict[str, Any] = {

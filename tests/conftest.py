@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from pipelines.config import PipelineConfig, load_config
 from pipelines.steps import STEPS, step_named
 
+logging.getLogger("serving").setLevel(logging.WARNING)  # absl changes the root's level under TensorFlow and Keras
 PROJECT = Path(__file__).resolve().parent.parent
 
 

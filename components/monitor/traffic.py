@@ -122,7 +122,7 @@ class Traffic:
 
     Raises:
         DataError: there is no log, it is damaged, its records have no times where windows are asked for, or its calls
-            hold none of the trained features.
+            hold none of the trained features, or other types or shapes of them.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Traffic:
         for record in _records(log, since):
             if config.model_name in (None, record.model_name):
                 window = self._window_of(record, found, log)
-                features = _raw_features(record.inputs, self._info)
+                features = self._features_of(record, log)
                 answers = answers_of(record.outputs, config.task, len(classes))
                 window.add(record.version, features, {} if answers is None else predictions_of(answers, classes))
                 if answers is not None:
@@ -158,6 +158,15 @@ class Traffic:
                 f"monitor.request_log: none of the {self.num_requests} requests in {log} holds a feature of the train "
                 f"split ({', '.join(sorted(train))}). Give the log of this model."
             )
+
+    def _features_of(self, record: LogRecord, log: Path | str) -> dict[str, np.ndarray]:
+        try:
+            return _raw_features(record.inputs, self._info)
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            raise DataError(
+                f"monitor.request_log: a request to model {record.model_name} in {log} does not fit the train split: "
+                f"{error}. If it is of another model, name yours in monitor.model_name."
+            ) from error
 
     def _window_of(self, record: LogRecord, found: dict[int, Window], log: Path | str) -> Window:
         seconds, number = self._config.window_seconds, 0

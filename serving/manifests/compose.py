@@ -6,7 +6,7 @@ from typing import Any
 
 from serving.manifests import pod, server
 from serving.manifests.config import ServingManifestConfig
-from serving.manifests.documents import to_yaml, why
+from serving.manifests.documents import HEADER, to_yaml, why
 
 _PROMETHEUS_IMAGE = "prom/prometheus:v3.5.0"
 
@@ -25,8 +25,8 @@ def files(config: ServingManifestConfig) -> dict[str, str]:
         raise ValueError(f"compose runs one server, so it has no canary.method {config.canary.method}: use labels")
     (track,) = server.tracks(config)
     texts = {"compose.yaml": to_yaml([_compose(config)]), "prometheus.yaml": to_yaml([_scraping(config)])}
-    texts |= {f"models/{name}": text for name, text in server.model_config_files(config, track).items()}
-    return texts | {f"server/{name}": text for name, text in server.server_config_files(config).items()}
+    texts |= {f"models/{name}": HEADER + text for name, text in server.model_config_files(config, track).items()}
+    return texts | {f"server/{name}": HEADER + text for name, text in server.server_config_files(config).items()}
 
 
 def _compose(config: ServingManifestConfig) -> dict[str, Any]:

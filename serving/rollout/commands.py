@@ -35,7 +35,7 @@ def _observed(command: Callable[..., Any]) -> Callable[..., Any]:
             "--alarms",
             multiple=True,
             metavar="PAGE",
-            help="metrics.prom of the step monitor, as a file or URL; drift speaks against the canary.",
+            help="metrics.prom of the step monitor, as a file or URL; an alarm speaks against the canary.",
         ),
         click.option("--min_calls", default=200, show_default=True, help="Calls that a canary needs to be promoted."),
         click.option(

@@ -1,7 +1,8 @@
 """What servers have counted, read from their Prometheus pages: the calls of each version, and whether it could be loaded.
 
 Several servers of one model (replicas) are added up. Counters only grow, so what happened since a reading is the
-difference to it; a server that has been restarted since counts from zero.
+difference to it; a server that has been restarted since counts from zero, and so does a version loaded anew after the
+server has forgotten it. Failed calls are those with another code than OK and CANCELLED.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from serving.rollout.judge import CallCounts
 DEFAULT_PATH = "/monitoring/prometheus/metrics"
 _CALLS, _BUCKETS = "headrace_signature_calls_total", "headrace_signature_seconds_bucket"
 _STATE = "headrace_version_state"
-_DISTANCE, _THRESHOLD = "headrace_feature_distance", "headrace_feature_threshold"
+_STARTED = "process_start_time_seconds"
+_ALARM, _NUM_ALARMS = "headrace_alarm", "headrace_monitor_alarms"  # components/monitor/report.py
 _NOT_A_FAILURE = ("OK", "CANCELLED")
 
-# Server -> counter -> value; a counter is "calls 4", "errors 4" or "seconds 4 0.05": of version 4, at most 0.05 s. It is
-# what a rollout keeps in its file, so it is JSON-able.
+# Server -> counter -> value; a counter is "calls 4", "errors 4" or "seconds 4 0.05": of version 4, at most 0.05 s; _STARTED
+# is beside them. It is what a rollout keeps in its file, so it is JSON-able.
 Reading = Mapping[str, Mapping[str, float]]
 
 
@@ -82,21 +84,18 @@ def serves(page: str, model: str, version: int) -> bool:
 
 
 def drifted(page: str, model: str) -> list[str]:
-    """The features that a page of `monitor` shows above their threshold.
+    """The alarms on a page of `monitor`.
 
     Raises:
         ServingError: INVALID_ARGUMENT when the page is of no monitor of this model.
     """
-    found: dict[str, dict[str, float]] = {_DISTANCE: {}, _THRESHOLD: {}}
-    for sample in _samples(page, model):
-        if sample.name in found:
-            found[sample.name][sample.labels["feature"]] = sample.value
-    if not found[_THRESHOLD]:
-        raise invalid_argument(f"the alarms hold no {_THRESHOLD} of model {model}; give metrics.prom of its monitor")
+    samples = list(_samples(page, model))
+    if not any(sample.name == _NUM_ALARMS for sample in samples):
+        raise invalid_argument(f"the alarms hold no {_NUM_ALARMS} of model {model}; give metrics.prom of its monitor")
     return [
-        f"{feature} has drifted: its distance is {distance:.3g}, above {found[_THRESHOLD][feature]:.3g}"
-        for feature, distance in sorted(found[_DISTANCE].items())
-        if distance > found[_THRESHOLD][feature]
+        f"monitor has an alarm: {' '.join(filter(None, map(sample.labels.get, ('kind', 'name', 'slice', 'reference'))))}"
+        for sample in samples
+        if sample.name == _ALARM and sample.value
     ]
 
 
@@ -107,6 +106,9 @@ def _samples(page: str, model: str) -> Iterator[Sample]:
 
 def _counters(page: str, model: str) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(page):
+        if family.name == _STARTED:
+            found[_STARTED] = family.samples[0].value
     for sample in _samples(page, model):
         version = sample.labels.get("version")
         if sample.name == _CALLS:
@@ -124,9 +126,12 @@ def since(now: Reading, before: Reading) -> Reading:
 
 
 def _since(now: Mapping[str, float], before: Mapping[str, float]) -> Mapping[str, float]:
-    if any(now.get(counter, 0.0) < value for counter, value in before.items()):
+    if now.get(_STARTED) != before.get(_STARTED):
         return now  # the server has been restarted
-    return {counter: value - before.get(counter, 0.0) for counter, value in now.items()}
+    return {
+        counter: value - before.get(counter, 0.0) if value >= before.get(counter, 0.0) else value
+        for counter, value in now.items()
+    }
 
 
 def calls_of(version: int, reading: Reading) -> CallCounts:

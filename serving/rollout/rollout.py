@@ -32,7 +32,7 @@ class Observers:
 
     Attributes:
         servers: URLs of all servers of the model; their pages of metrics are read.
-        alarms: pages (URLs or files) of `monitor`; a feature above its threshold speaks against the canary.
+        alarms: pages (URLs or files) of `monitor`; each alarm on them speaks against the canary.
         thresholds: what the canary may not exceed.
     """
 

@@ -505,4 +505,8 @@ def test_bad_logs(made):
     other = _log(made / "other", [{"x": np.zeros(3)}])
     with pytest.raises(DataError, match=r"none of the 1 requests in .* holds a feature of the train split"):
         _monitor(made, request_log=str(other))
+    for inputs in ({"hour": np.array([b"noon"], object)}, {"examples": np.array([b"no example"], object)}):
+        another = _log(made / "another", [inputs])
+        with pytest.raises(DataError, match=r"does not fit the train split: .* name yours in monitor.model_name"):
+            _monitor(made, request_log=str(another))
     assert not (made / "monitoring").exists()

@@ -60,7 +60,7 @@ def taxi_run(taxi_folder: Path) -> local.RunResult:
 
 def test_the_default_config_ends_in_a_pushed_model_and_a_summary(taxi_run: local.RunResult, taxi_folder: Path) -> None:
     assert taxi_run.exit_code == 0
-    assert [step.state for step in taxi_run.steps] == ["done"] * 11
+    assert [step.state for step in taxi_run.steps] == ["done"] * 12
     assert (taxi_folder / "served/chicago_taxi/1/saved_model.pb").is_file()
     printed = io.StringIO()
     config = load("chicago_taxi", taxi_folder, *SMALL_TAXI)
@@ -78,7 +78,7 @@ def test_the_default_config_ends_in_a_pushed_model_and_a_summary(taxi_run: local
 
 def test_a_second_run_reuses_every_step(taxi_run: local.RunResult, taxi_folder: Path) -> None:
     again = run(load("chicago_taxi", taxi_folder, *SMALL_TAXI), taxi_folder)
-    assert [step.state for step in again.steps] == ["reused"] * 11
+    assert [step.state for step in again.steps] == ["reused"] * 12
     assert [step.result for step in again.steps] == [step.result for step in taxi_run.steps]
 
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from components.errors import ArtifactError, ConfigError
 from pipelines import manifests
+from serving.manifests.documents import HEADER
 from serving.manifests.render import CONFIG_FILE, TARGETS
 
 MODEL = ("model_name=chicago_taxi", "model_uri=pvc://models/chicago_taxi")
@@ -94,12 +95,25 @@ def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     assert tree(output) == before
 
 
+def test_every_file_of_ours_is_known_again(tmp_path: Path) -> None:
+    """Those that are no YAML, too; a file of somebody else's stays, even where ours would have its name."""
+    arguments = ("model_name=m", "model_uri=file:///srv/models", "--target", "compose", "--output", str(tmp_path))
+    assert invoke(*arguments, "batching.max_batch_size=8").exit_code == 0
+    assert (tmp_path / "server" / "batching.config").exists()
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "server" / "batching.config").exists()
+    (tmp_path / "compose.yaml").write_text("mine")
+    assert "such as compose.yaml" in invoke(*arguments).output
+    assert (tmp_path / "compose.yaml").read_text() == "mine"
+
+
 def test_nothing_half_written_stays(tmp_path: Path) -> None:
     output = tmp_path / "deploy"
-    manifests.write_whole({"a": "1"}, output)
+    manifests.write_whole({"a": HEADER}, output)
     with pytest.raises(FileExistsError):
-        manifests.write_whole({"a": "2", "b": "2", "b/c": "3"}, output)
+        manifests.write_whole({"a": HEADER, "b": HEADER, "b/c": HEADER}, output)
     with pytest.raises(ArtifactError, match="is a file, but a folder is needed there"):
-        manifests.write_whole({"b": "2"}, output / "a" / "deploy")
-    assert tree(tmp_path) == {"deploy/a": "1"}
+        manifests.write_whole({"b": HEADER}, output / "a" / "deploy")
+    assert tree(tmp_path) == {"deploy/a": HEADER}
     assert [path.name for path in tmp_path.iterdir()] == ["deploy"]

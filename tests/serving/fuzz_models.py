@@ -238,8 +238,7 @@ def make_models(folder: Path) -> list[Path]:
     """Three small versions: a SavedModel with variables, table, asset and warm-up request, and the other two files."""
     from serving import tfrecord
     from serving.protos import PredictionLog
-    from tests.serving.models import save_session_style
-    from tests.serving.test_backends import litert_bytes, save_layer_as_onnx
+    from tests.serving.models import litert_bytes, save_layer_as_onnx, save_session_style
 
     saved_model, litert, onnx = (folder / name / "1" for name in ("saved_model", "litert", "onnx"))
     saved_model.parent.mkdir()

@@ -1,16 +1,23 @@
-"""Small SavedModels for the tests of the server."""
+"""Small models for the tests of the server."""
 
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import tensorflow as tf
+from onnx import TensorProto, helper, numpy_helper
 
 HALF_PLUS_TWO = Path(__file__).parent / "conformance" / "models" / "saved_model_half_plus_two_2_versions" / "00000123"
+# One layer, y = relu(x @ KERNEL) + 1, in three formats, and what it answers to X.
+KERNEL = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+Y = np.maximum(X @ KERNEL, 0) + np.float32(1)
 
 
 def copy_half_plus_two(version_path: Path) -> None:
@@ -128,3 +135,43 @@ def save_session_style(path: Path) -> None:
                 builder.add_meta_graph(tags, signatures, assets, main_op=fill)
     builder.save()
     vocabulary.unlink()  # the export has a copy
+
+
+def layer(batch_size: int | None = None) -> tf.Module:
+    """As TensorFlow has it, for any number of rows or for one."""
+    module = tf.Module()
+    spec = tf.TensorSpec([batch_size, 4], tf.float32, name="x")
+    module.call = tf.function(lambda x: {"y": tf.nn.relu(x @ KERNEL) + 1.0}, input_signature=[spec])
+    return module
+
+
+def litert_bytes(batch_size: int | None = None, **options: Any) -> bytes:
+    """As a LiteRT file, converted with these attributes of the converter."""
+    module = layer(batch_size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([module.call.get_concrete_function()], module)
+        for name, value in options.items():
+            setattr(converter, name, value)
+        return converter.convert()
+
+
+def save_onnx(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]) -> None:
+    """Save a graph as an ONNX file."""
+    initializers = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
+
+
+def save_layer_as_onnx(path: Path, bias: float = 1.0) -> None:
+    """The layer as an ONNX file."""
+    nodes = [("MatMul", ["x", "kernel"], ["a"]), ("Relu", ["a"], ["b"]), ("Add", ["b", "bias"], ["y"])]
+    save_onnx(
+        path,
+        [helper.make_node(*node) for node in nodes],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        {"kernel": KERNEL, "bias": np.array(bias, np.float32)},
+    )

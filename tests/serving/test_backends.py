@@ -6,17 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import tensorflow as tf
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from tensorflow.lite.tools import flatbuffer_utils
 
 from serving import litert_model
@@ -26,47 +24,9 @@ from serving.errors import Code, ServingError
 from serving.model_info import TensorInfo, VersionStatus
 from serving.server import ModelServer, load_version
 from serving.settings import LoadSettings
+from tests.serving.models import KERNEL, X, Y, layer, litert_bytes, save_layer_as_onnx, save_onnx
 
-KERNEL = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-X = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
-Y = np.maximum(X @ KERNEL, 0) + np.float32(1)
 BACKENDS = ("saved_model", "litert", "onnx")
-
-
-def layer(batch_size: int | None = None) -> tf.Module:
-    module = tf.Module()
-    spec = tf.TensorSpec([batch_size, 4], tf.float32, name="x")
-    module.call = tf.function(lambda x: {"y": tf.nn.relu(x @ KERNEL) + 1.0}, input_signature=[spec])
-    return module
-
-
-def litert_bytes(batch_size: int | None = None, **options: Any) -> bytes:
-    module = layer(batch_size)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([module.call.get_concrete_function()], module)
-        for name, value in options.items():
-            setattr(converter, name, value)
-        return converter.convert()
-
-
-def save_onnx(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]) -> None:
-    initializers = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
-
-
-def save_layer_as_onnx(path: Path, bias: float = 1.0) -> None:
-    nodes = [("MatMul", ["x", "kernel"], ["a"]), ("Relu", ["a"], ["b"]), ("Add", ["b", "bias"], ["y"])]
-    save_onnx(
-        path,
-        [helper.make_node(*node) for node in nodes],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
-        {"kernel": KERNEL, "bias": np.array(bias, np.float32)},
-    )
 
 
 @pytest.fixture(scope="module")

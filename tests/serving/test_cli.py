@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -60,23 +59,6 @@ def test_imports(statement: str, forbidden: str) -> None:
     assert result.returncode == 0, result.stderr
     loaded = set(re.findall(r"'(\w+)'", result.stdout.split("LOADED")[1]))
     assert loaded.isdisjoint(forbidden.split())
-
-
-def imported_by(file: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file.name} has a relative import"
-            names.add(str(node.module).split(".")[0])
-    return names
-
-
-def test_who_imports_whom() -> None:
-    tensorflow = {"tensorflow", "tensorflow_serving"}
-    found = {file.name for file in (ROOT / "serving").glob("*.py") if imported_by(file) & tensorflow}
-    assert found == {"saved_model.py", "protos.py"}
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import grpc
 import pytest
 import trustme
 
+from serving import protos
 from serving.client import GrpcClient, RetryPolicy, ServingError, TlsFiles
-from serving.client_protos import message_class
 from serving.errors import Code
 from serving.model_info import VersionStatus
 from tests.serving.test_client_retry import Clock
@@ -41,7 +41,7 @@ class FakeServer(grpc.GenericRpcHandler):
                 if pushback:
                     context.set_trailing_metadata((("grpc-retry-pushback-ms", pushback),))
                 context.abort(code, message)
-            response = message_class("GetModelStatusResponse")()
+            response = protos.GetModelStatusResponse()
             response.model_version_status.add(version=3, state=30).status.SetInParent()
             return response.SerializeToString()
 

@@ -19,7 +19,7 @@ from serving.errors import ServingError
 from serving.server import ModelServer, load_version
 from serving.settings import LoadSettings
 from tests.serving import fuzz_models, models
-from tests.serving.test_backends import X, Y, litert_bytes, save_layer_as_onnx
+from tests.serving.models import X, Y, litert_bytes, save_layer_as_onnx
 from tests.serving.test_cli import Process
 
 # Loads ten versions, one after the other, each with 80 MB of weights and a constant of 8 MB, and prints what the process

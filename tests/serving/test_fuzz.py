@@ -5,6 +5,7 @@ A longer campaign: HEADRACE_FUZZ_EXAMPLES=100000 python -m pytest tests/serving/
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import http.client
 import json
@@ -61,8 +62,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
 class Rest:
     """A client that sends whatever it is told to, over one connection."""
 
-    def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
 
     def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
@@ -73,8 +74,10 @@ class Rest:
 
 
 @pytest.fixture(scope="module")
-def rest(server: ModelServer) -> Rest:
-    return Rest(server.rest_port)
+def rest(server: ModelServer) -> Iterator[Rest]:
+    assert server.rest_port
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)) as connection:
+        yield Rest(connection)
 
 
 @pytest.fixture(scope="module")

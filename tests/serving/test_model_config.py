@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from serving.protos import PredictRequest, PredictResponse
 from serving.server import ModelServer
 from serving.tensors import encode_values
 from tests.serving import models
+from tests.serving.waiting import wait_for
 
 
 def entry(name: str, base_path: Path | str, more: str = "", platform: str = 'model_platform: "tensorflow"') -> str:
@@ -75,13 +74,6 @@ def test_config_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> N
     assert raised.value.code is Code.INVALID_ARGUMENT
     assert message in raised.value.message
     assert str(file) in raised.value.message
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def reload(channel: grpc.Channel, config: str) -> ReloadConfigResponse:

@@ -113,6 +113,45 @@ def test_requests_that_fit_are_answered_as_described(server: ModelServer, docume
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/half%20plus%20two:predict", {"signature_name": "regress_x2_to_y3", "inputs": [[1.0, 2.0]]}),
+        ("/v1/models/half%20plus%20two:predict", {"signature_name": "regress_x2_to_y3", "inputs": 1.0}),
+        (PREDICT, {"instances": [{"x": [1, 2, 3], "text": "a", "id": [1, 2]}]}),
+        (PREDICT, {"inputs": {"x": [[1, 2]], "text": "a", "id": 1}}),
+    ],
+)
+def test_answers_are_as_described_also_for_other_shapes(
+    server: ModelServer, document: Any, path: str, body: Any
+) -> None:
+    """The model takes what its signature does not say."""
+    with pytest.raises(jsonschema.ValidationError):
+        check(document, path, "request", body)
+    status, answer = post(server, path, body)
+    assert status == 200, answer
+    check(document, path, "response", answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("half%20plus%20two:predict", {"signature_name": "regress_x2_to_y3", "instances": [{"inputs": [1.0]}, [2.0]]}),
+        ("half%20plus%20two:classify", {"signature_name": "classify_x2_to_y3", "examples": [{"x2": 2.0}]}),
+        ("half%20plus%20two:regress", {"signature_name": "regress_x_to_y", "examples": [{"x": {}}]}),
+        ("half%20plus%20two:regress", {"signature_name": "regress_x_to_y", "examples": [{"x": ["a", 1]}]}),
+        ("rich:explain", {"instances": [[1, 2]], "inputs": [[1, 2]]}),
+        ("rich:predict", {"inputs": {"x": [], "text": [], "id": []}}),
+    ],
+)
+def test_forms_that_no_request_has_are_refused_by_both(
+    server: ModelServer, document: Any, path: str, body: Any
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        check(document, f"/v1/models/{path}", "request", body)
+    assert post(server, f"/v1/models/{path}", body)[0] == 400
+
+
+@pytest.mark.parametrize(
     "body",
     [
         {"instances": []},

@@ -22,6 +22,7 @@ from serving.errors import Code, ServingError
 from serving.model_info import TensorInfo, VersionStatus
 from serving.server import ModelServer
 from tests.serving import models
+from tests.serving.waiting import wait_for
 
 Client = GrpcClient | RestClient
 X = np.array([[1.0], [np.inf], [-2.5]], np.float32)
@@ -52,13 +53,6 @@ def client(request: pytest.FixtureRequest, server: ModelServer) -> Iterator[Clie
     found = clients_of(server)[request.param]
     yield found
     found.close()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_clients_predict(client: Client) -> None:
@@ -284,14 +278,14 @@ def test_new_version_is_picked_up_while_a_slow_request_runs(tmp_path: Path) -> N
             answers: dict[str, float] = {}
 
             def slow(client: Client = client, answers: dict[str, float] = answers) -> None:
-                answers["slow"] = float(client.predict("m", {"x": np.array([1.5], np.float32)})["y"][0])
+                answers["slow"] = float(client.predict("m", {"x": np.array([3], np.float32)})["y"][0])
 
-            thread = threading.Thread(target=slow)
-            thread.start()
             old = client.status("m")[0].version
-            time.sleep(0.2)
             staged = tmp_path.with_name(f"{tmp_path.name}-staged-{old}")
             models.save_sleeper(staged, scale=10 * (old + 1))
+            thread = threading.Thread(target=slow)
+            thread.start()
+            wait_for(lambda server=server, old=old: server.manager.statuses("m", old)[0].leases == 1)
             staged.rename(tmp_path / str(old + 1))
             wait_for(lambda client=client, old=old: client.status("m")[0].version == old + 1)
             wait_for(lambda client=client: client.status("m")[0].state == "AVAILABLE")
@@ -300,7 +294,7 @@ def test_new_version_is_picked_up_while_a_slow_request_runs(tmp_path: Path) -> N
             new = client.predict("m", {"x": np.array([0.001], np.float32)})["y"][0]
             assert new == np.float32(0.001) * np.float32(10 * (old + 1))
             thread.join()
-            assert answers["slow"] == 1.5 * 10 * old
+            assert answers["slow"] == 3 * 10 * old
             wait_for(lambda client=client: client.status("m")[1].state == "END")
             client.close()
 
@@ -331,9 +325,9 @@ def test_stop_waits_for_what_is_under_way(tmp_path: Path, kind: str) -> None:
     answers: list[float] = []
     thread = threading.Thread(target=lambda: answers.extend(client.predict("m", {"x": np.array([1], np.float32)})["y"]))
     thread.start()
-    time.sleep(0.3)
+    wait_for(lambda: server.manager.statuses("m", 1)[0].leases == 1)
     server.stop(grace_seconds=10)
-    thread.join(0.2)
+    thread.join()
     assert answers == [1.0]
     assert [version.state.name for version in server.manager.statuses("m", None)] == ["END"]
     client.close()

@@ -87,3 +87,15 @@ def test_not_a_tensor() -> None:
             decode(proto)
     with pytest.raises(TypeError, match="arrays of datetime64"):
         encode_values(np.array(["2020-01-01"], "datetime64[D]"), TensorProto())
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 5000])
+@pytest.mark.parametrize(("dtype", "field"), [("<f4", "float_val"), (">f4", "float_val"), ("<f8", "double_val")])
+def test_fixed_width_values_are_those_of_extend(size: int, dtype: str, field: str) -> None:
+    array = np.random.default_rng(0).normal(size=(size, 1)).astype(dtype)
+    found, expected = TensorProto(), TensorProto()
+    encode_values(array, found)
+    expected.dtype = found.dtype
+    expected.tensor_shape.CopyFrom(found.tensor_shape)
+    getattr(expected, field).extend(array.ravel().tolist())
+    assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)

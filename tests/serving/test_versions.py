@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ from serving.errors import Code, ServingError
 from serving.manager import ModelManager
 from serving.served_model import ModelConfig, ServedModel, State
 from serving.versions import all_versions, find_versions, latest, specific
+from tests.serving.waiting import wait_for
 
 
 class FakeModel:
@@ -43,7 +43,8 @@ class FakeModel:
 def push(base_path: Path, version: int | str, content: str = "good") -> Path:
     path = base_path / str(version)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "saved_model.pb").write_text(content)
+    (path / "new").write_text(content)
+    (path / "new").replace(path / "saved_model.pb")  # at once: nobody reads half of it
     return path
 
 
@@ -341,13 +342,6 @@ def test_poller_finds_new_versions_and_survives_surprises(base_path: Path, caplo
     assert states(manager.models["m"]) == {3: "END", 1: "END"}
 
 
-def wait_for(condition: Any, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -542,7 +536,7 @@ def test_wait_for_the_next_try_ends_when_there_is_something_to_do(base_path: Pat
     wait_for(lambda: states(manager.models["m"]) == {1: "AVAILABLE", 2: "LOADING"})
     expected = {1: "END", 2: "AVAILABLE"}
     if change == "mended":
-        (bad / "saved_model.pb").write_text("good")
+        push(base_path, 2)
     elif change == "newer":
         push(base_path, 3)
         expected = {1: "END", 2: "END", 3: "AVAILABLE"}
@@ -556,9 +550,25 @@ def test_wait_for_the_next_try_ends_when_there_is_something_to_do(base_path: Pat
     manager.stop()
 
 
-@pytest.fixture(autouse=True)
-def _log_level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+def test_version_that_is_mended_while_it_fails_to_load_is_loaded_at_once(base_path: Path) -> None:
+    def load(path: Path) -> FakeModel:
+        try:
+            return FakeModel(path)
+        except ServingError:
+            push(base_path, 2)
+            raise
+
+    manager = ModelManager(
+        [labelled(base_path, latest(1))],
+        load,
+        poll_wait_seconds=0.01,
+        max_num_load_retries=5,
+        load_retry_interval_seconds=3600,
+    )
+    manager.start()
+    push(base_path, 2, "broken")
+    wait_for(lambda: states(manager.models["m"]) == {1: "END", 2: "AVAILABLE"})
+    manager.stop()
 
 
 def test_reload_with_another_base_path_serves_what_is_there(manager: ModelManager, tmp_path: Path) -> None:

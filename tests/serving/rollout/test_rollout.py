@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from components.monitor.comparisons import Comparison, Verdict
+from components.monitor.findings import Findings, MonitorResult
+from components.monitor.report import prometheus
 from serving.errors import Code, ServingError
 from serving.rollout import commands, readings
 from serving.rollout.judge import CallCounts, Decision, Thresholds
@@ -121,6 +124,20 @@ def test_only_what_happens_after_deploy_is_judged(base_path: Path, server: Serve
     assert rollout.verdict(observers).decision is Decision.ROLL_BACK
 
 
+def test_a_counter_that_is_gone_is_no_restart() -> None:
+    def counted(calls: Mapping[int, tuple[int, int]], started: float) -> readings.Reading:
+        return readings.read_counters({"a": page(calls) + f"process_start_time_seconds {started}\n"}, "m")
+
+    before = counted({1: (70, 0), 2: (5000, 0), 3: (400, 4)}, 1.5)
+    forgotten = readings.since(counted({2: (5100, 0), 3: (450, 5)}, 1.5), before)
+    assert readings.calls_of(2, forgotten).calls == 100
+    assert (readings.calls_of(3, forgotten).calls, readings.calls_of(3, forgotten).errors) == (50, 1)
+    loaded_anew = readings.since(counted({2: (5100, 0), 3: (30, 2)}, 1.5), before)
+    assert (readings.calls_of(2, loaded_anew).calls, readings.calls_of(3, loaded_anew).calls) == (100, 30)
+    restarted = readings.since(counted({2: (6000, 0), 3: (450, 5)}, 9.5), before)
+    assert (readings.calls_of(2, restarted).calls, readings.calls_of(3, restarted).calls) == (6000, 450)
+
+
 def test_servers_are_added_up(tmp_path: Path) -> None:
     pages = {"a": page({3: (10, 1)}), "b": page({3: (20, 2)})}
     counts = readings.calls_of(3, readings.read_counters(pages, "m"))
@@ -186,18 +203,23 @@ def test_drift_speaks_against_a_canary(base_path: Path, server: Server, tmp_path
     server.show({2: (300, 0), 3: (300, 0)})
     alarms = tmp_path / "metrics.prom"
     observers = Observers([str(server.path)], [str(alarms)])
-    template = (
-        'headrace_feature_distance{{model="m",feature="miles",measure="jensen_shannon"}} {}\n'
-        'headrace_feature_threshold{{model="m",feature="miles"}} 0.1\n'
-    )
-    alarms.write_text(template.format(0.1))
+
+    def written(*verdicts: Verdict, model: str = "m") -> str:
+        found = [
+            Comparison("drift", f"miles{i}", "jensen_shannon", "previous", "", 0.3, 0.1, 0.0, verdict, "")
+            for i, verdict in enumerate(verdicts)
+        ]
+        result = MonitorResult("ok", 1, 1, 1, None, 1, None, [one for one in found if one.verdict == "alarm"])
+        return prometheus(Findings(model, 0.0, result, found, [], {}, {}, [], None))
+
+    alarms.write_text(written("ok", "too_few"))  # a distance above its threshold alone is no alarm
     assert rollout.verdict(observers).decision is Decision.PROMOTE
-    alarms.write_text(template.format(0.3))
+    alarms.write_text(written("ok", "alarm"))
     verdict = rollout.verdict(observers)
     assert verdict.decision is Decision.ROLL_BACK
-    assert verdict.reasons[0] == "miles has drifted: its distance is 0.3, above 0.1"
-    alarms.write_text(template.format(0.3).replace('"m"', '"other"'))
-    with pytest.raises(ServingError, match=r"hold no headrace_feature_threshold of model m"):
+    assert verdict.reasons[0] == "monitor has an alarm: drift miles1 previous"
+    alarms.write_text(written("alarm", model="other"))
+    with pytest.raises(ServingError, match=r"hold no headrace_monitor_alarms of model m"):
         rollout.verdict(observers)
 
 

@@ -1,4 +1,4 @@
-"""The gRPC client's messages: no TensorFlow for them, and the same ones when TensorFlow comes before or after."""
+"""TF Serving's messages: no TensorFlow for them, and the same ones when TensorFlow comes before or after."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from serving import client_protos
+from serving import protos
 
 OURS = """
 from serving.client import GrpcClient
-from serving.client_protos import message_class
+from serving import protos
 with GrpcClient("127.0.0.1:1"):
-    request = message_class("PredictRequest")()
+    request = protos.PredictRequest()
 """
 THEIRS = """
 import tensorflow
@@ -46,8 +46,8 @@ def test_tensorflow_in_the_same_process(first: str, second: str, tmp_path: Path)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_protos.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(protos.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ImportError, match=r"from tensorflow_serving.apis.none_pb2, which is not installed; pip install"
     ):
-        client_protos._register("tensorflow_serving.apis.none_pb2")
+        protos._register("tensorflow_serving.apis.none_pb2")
