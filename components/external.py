@@ -76,7 +76,7 @@ def digest_data(path: str | None, setting: str) -> str | None:
 
 def _log_digest(path: str | None) -> str | None:
     """Digest of the names, sizes and times of a log's files: a log may be huge, and is only ever added to."""
-    from serving.request_log_files import log_files
+    from serving.request_log.files import log_files
 
     if path is None:
         return None

@@ -20,8 +20,8 @@ COMMANDS = {
     "promote": ("serving.rollout.commands:promote", "Give the version on trial all requests."),
     "rollback": ("serving.rollout.commands:rollback", "Take back the version on trial, or go back to the one before."),
     "monitor": ("pipelines.monitor:main", "Compare what a pushed model is asked with what it was trained on."),
-    "predict": ("serving.client:predict", "Ask a served model."),
-    "client": ("serving.client:main", "Ask it for more: status, metadata, classify, wait, reload."),
+    "predict": ("serving.client.commands:predict", "Ask a served model."),
+    "client": ("serving.client.commands:main", "Ask it for more: status, metadata, classify, wait, reload."),
     "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
 }
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from serving import flags as flag
-from serving import memory
+from serving.backends import memory
 
 if TYPE_CHECKING:
-    from serving.batching_parameters import BatchingParameters
-    from serving.limits import Gate
+    from serving.access.limits import Gate
+    from serving.batching.parameters import BatchingParameters
+    from serving.monitoring.tracing import Tracing
     from serving.server import ModelServer
-    from serving.tracing import Tracing
 
 
 def _print_versions(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -414,12 +414,12 @@ def tensorflow_model_server() -> None:
 
 
 def _make_server(flags: Mapping[str, Any]) -> ModelServer:
-    from serving.limits import ConcurrencyLimit
-    from serving.monitoring_config import read_monitoring_config
+    from serving.access.limits import ConcurrencyLimit
+    from serving.access.tls import TlsFile
+    from serving.monitoring.monitoring_config import read_monitoring_config
     from serving.request_log import Rotation
     from serving.server import ModelServer
     from serving.settings import GrpcSettings, LoadSettings, RestSettings
-    from serving.tls import TlsFile
 
     tls = {name: TlsFile(flags[name]) for name in ("ssl_config_file", "rest_api_ssl_config_file") if flags[name]}
     timeout_ms, max_concurrent = flags["rest_api_timeout_in_ms"], flags["max_concurrent_requests"]
@@ -499,7 +499,7 @@ def _tracing(endpoint: str, sampling_rate: float) -> Tracing | None:
             f"--otlp_traces_endpoint is a URL such as http://collector:4318/v1/traces, not {endpoint}"
         )
     try:
-        from serving.tracing import Tracing, otlp_processor
+        from serving.monitoring.tracing import Tracing, otlp_processor
     except ModuleNotFoundError as error:
         raise click.UsageError(f"--otlp_traces_endpoint: {error}; pip install 'headrace[otel]'") from error
     return Tracing(otlp_processor(endpoint), sampling_rate)
@@ -511,7 +511,7 @@ def _port(value: int | str) -> int | None:
 
 
 def _batching(flags: Mapping[str, Any]) -> BatchingParameters | None:
-    from serving.batching_parameters import BatchingParameters, read_parameters
+    from serving.batching.parameters import BatchingParameters, read_parameters
 
     if not flags["enable_batching"]:
         if flags["batching_parameters_file"] is not None:
@@ -523,8 +523,8 @@ def _batching(flags: Mapping[str, Any]) -> BatchingParameters | None:
 
 
 def _gate(flags: Mapping[str, Any]) -> Gate | None:
-    from serving.auth import BearerTokens
-    from serving.limits import Gate, RateLimit
+    from serving.access.auth import BearerTokens
+    from serving.access.limits import Gate, RateLimit
 
     token_file, rate = flags["auth_token_file"], flags["rate_limit_requests_per_second"]
     if token_file is None and not rate:

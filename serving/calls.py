@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.batching import BatchingModel, finish
+from serving.batching.scheduler import BatchingModel, finish
 from serving.errors import Code, ServingError
 from serving.manager import ModelManager
 from serving.served_model import Version

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from serving import memory
+from serving.backends import memory
 from serving.errors import Code, ServingError
 from serving.traffic import Traffic, read_traffic
 from serving.versions import VersionPolicy, find_versions, fingerprint

@@ -11,23 +11,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from serving.batching import BatchingModel, BatchListener, BatchScheduler
-from serving.batching_parameters import PARAMETERS_FILE, BatchingParameters, read_parameters
+from serving.access.limits import ConcurrencyLimit, Gate
+from serving.batching.parameters import PARAMETERS_FILE, BatchingParameters, read_parameters
+from serving.batching.scheduler import BatchingModel, BatchListener, BatchScheduler
 from serving.calls import Listener, Models
-from serving.http_server import HttpServer
-from serving.limits import ConcurrencyLimit, Gate
 from serving.manager import ModelManager
-from serving.metrics import Metrics
+from serving.monitoring.metrics import Metrics
+from serving.monitoring.shadow import Shadow
 from serving.request_log import Format, RequestLog, Rotation
-from serving.rest_api import Page, RestApi
+from serving.rest.http_server import HttpServer
+from serving.rest.rest_api import Page, RestApi
 from serving.served_model import Model, ModelConfig
 from serving.settings import GrpcSettings, LoadSettings, RestSettings
-from serving.shadow import Shadow
 from serving.versions import VersionPolicy, latest
 
 if TYPE_CHECKING:
-    from serving.grpc_server import GrpcServer
-    from serving.tracing import Tracing
+    from serving.monitoring.tracing import Tracing
+    from serving.rpc.grpc_server import GrpcServer
 
 _MAX_WAITING_THREADS = 256
 
@@ -244,8 +244,8 @@ class ModelServer:
         )
 
     def _grpc_server(self, models: Models) -> GrpcServer:
-        from serving.grpc_api import GrpcApi, make_handlers
-        from serving.grpc_server import GrpcServer
+        from serving.rpc.grpc_api import GrpcApi, make_handlers
+        from serving.rpc.grpc_server import GrpcServer
 
         settings, limit = self._grpc_settings, self._concurrency_limit
         if self._batching is not None and settings.max_threads is None:
@@ -323,7 +323,7 @@ def load_version(
     Raises:
         ServingError: it does not load, or its warm-up requests fail.
     """
-    from serving.backends import load_model
+    from serving.backends.load import load_model
     from serving.warmup import replay
 
     with metrics.loading(path) if metrics else contextlib.nullcontext():

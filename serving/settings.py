@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.tls import TlsFile
+from serving.access.tls import TlsFile
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from components.config import MonitorConfig
 from components.monitor.comparisons import Comparison
 from components.monitor.findings import Findings
-from serving.prometheus import Labels, Reading, page
+from serving.monitoring.prometheus import Labels, Reading, page
 
 _MARKS = {"alarm": "ALARM", "too_few": "too few", "ok": ""}
 KINDS = {

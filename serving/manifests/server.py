@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from google.protobuf import text_format
-from tensorflow_serving.config.model_server_config_pb2 import ModelServerConfig
 
 from serving.manifests.config import ServingManifestConfig, canary_replicas
+from serving.protos import ModelServerConfig
 
 GRPC_PORT = 8500
 REST_PORT = 8501

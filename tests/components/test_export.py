@@ -24,7 +24,7 @@ from components.preprocessing import FittedOp, Preprocessing
 from models import tabular
 from models.spec import FeatureSpec
 from serving import warmup
-from serving.saved_model import SavedModel
+from serving.backends.saved_model import SavedModel
 from tests.conftest import StepRun
 
 FORMS = ["saved_model", "tflite_float32", "onnx", "tflite_float16", "tflite_dynamic_range", "tflite_int8"]

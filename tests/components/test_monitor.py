@@ -23,7 +23,7 @@ from components.examples import MISSING_INT, ExamplesInfo, Feature
 from components.monitor import MonitorResult, comparisons, monitor
 from components.statistics import FeatureStatistics, StatisticsBuilder, to_json
 from serving.request_log import LogRecord, write_records
-from serving.request_log_files import rotated_name
+from serving.request_log.files import rotated_name
 
 FEATURES = {
     "fare": Feature("float"),

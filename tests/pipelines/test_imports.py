@@ -256,4 +256,4 @@ def test_serving_touches_tensorflow_in_few_files() -> None:
         if place.startswith("serving/")
         and any(each.is_of({"tensorflow", "tensorflow_serving"}) for each in imports_of((PROJECT / place).read_text()))
     ]
-    assert files == ["serving/saved_model.py"]
+    assert files == ["serving/backends/saved_model.py"]

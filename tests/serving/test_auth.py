@@ -11,9 +11,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from serving.auth import BearerTokens
+from serving.access.auth import BearerTokens
+from serving.access.limits import Gate
 from serving.errors import Code, ServingError
-from serving.limits import Gate
 from serving.protos import MODEL_SERVICE, GetModelStatusRequest, GetModelStatusResponse
 from serving.server import ModelServer
 from serving.settings import GrpcSettings, RestSettings

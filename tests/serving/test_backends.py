@@ -17,11 +17,11 @@ import tensorflow as tf
 from onnx import TensorProto, helper
 from tensorflow.lite.tools import flatbuffer_utils
 
-from serving import litert_model
-from serving.backends import load_model
+from serving.backends import litert_model
+from serving.backends.load import load_model
 from serving.client import GrpcClient, RestClient
+from serving.client.model_info import TensorInfo, VersionStatus
 from serving.errors import Code, ServingError
-from serving.model_info import TensorInfo, VersionStatus
 from serving.server import ModelServer, load_version
 from serving.settings import LoadSettings
 from tests.serving.models import KERNEL, X, Y, layer, litert_bytes, save_layer_as_onnx, save_onnx
@@ -310,7 +310,7 @@ def test_damaged_file(tmp_path: Path, name: str, message: str, content: bytes) -
 
 
 def test_missing_package_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "serving.onnx_model", raising=False)
+    monkeypatch.delitem(sys.modules, "serving.backends.onnx_model", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ServingError, match="pip install onnxruntime") as raised:
         load_version(exported / "onnx" / "1")
@@ -321,7 +321,7 @@ def test_server_of_files_loads_no_tensorflow_and_its_messages_are_tensorflows(ex
     code = f"""
 import sys
 import numpy as np
-import serving.grpc_api
+import serving.rpc.grpc_api
 from pathlib import Path
 from serving.protos import TensorProto
 from serving.server import ModelServer

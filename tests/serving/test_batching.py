@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.batching import BatchingModel, BatchQueue, BatchRun, BatchScheduler, BatchTask
-from serving.batching_parameters import BatchingParameters
+from serving.batching.parameters import BatchingParameters
+from serving.batching.scheduler import BatchingModel, BatchQueue, BatchRun, BatchScheduler, BatchTask
 from serving.calls import CallContext
 from serving.errors import Code, ServingError, invalid_argument
 

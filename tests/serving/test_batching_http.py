@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from serving.batching import BatchTask
+from serving.batching.scheduler import BatchTask
 from serving.errors import Code, ServingError
-from serving.http_server import HttpServer
-from serving.rest_api import Request, Response, error_response
+from serving.rest.http_server import HttpServer
+from serving.rest.rest_api import Request, Response, error_response
 from serving.settings import RestSettings
 from tests.serving.test_http_server import bodies, connect, read_until_closed
 

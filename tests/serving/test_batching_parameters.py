@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.batching_parameters import BatchingParameters, read_parameters
+from serving.batching.parameters import BatchingParameters, read_parameters
 from serving.errors import Code, ServingError
 
 EVERYTHING = """

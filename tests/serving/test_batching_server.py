@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from serving.__main__ import _batching, main
-from serving.batching import BatchRun
-from serving.batching_parameters import BatchingParameters
+from serving.batching.parameters import BatchingParameters
+from serving.batching.scheduler import BatchRun
 from serving.client import GrpcClient, RestClient
 from serving.errors import Code, ServingError
 from serving.server import ModelServer

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import csv, parquet
 
-from serving.client import Client, Code, RetryPolicy, ServingError, connect, main
-from serving.model_info import Classification, Regression, VersionStatus
+from serving.client import Client, Code, RetryPolicy, ServingError, connect
+from serving.client.commands import main
+from serving.client.model_info import Classification, Regression, VersionStatus
 from serving.server import ModelServer
 from tests.serving import models
 from tests.serving.test_client_retry import Clock

@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from serving import client_frame
-from serving.client_base import NO_METADATA
+from serving.client import frame as client_frame
+from serving.client.base import NO_METADATA
+from serving.client.model_info import SignatureInfo, TensorInfo
 from serving.errors import ServingError
-from serving.model_info import SignatureInfo, TensorInfo
 
 FRAME = pd.DataFrame(
     {

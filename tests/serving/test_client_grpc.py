@@ -15,8 +15,8 @@ import trustme
 
 from serving import protos
 from serving.client import GrpcClient, RetryPolicy, ServingError, TlsFiles
+from serving.client.model_info import VersionStatus
 from serving.errors import Code
-from serving.model_info import VersionStatus
 from tests.serving.test_client_retry import Clock
 
 READY = [VersionStatus(3, "AVAILABLE")]

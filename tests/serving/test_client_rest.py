@@ -19,8 +19,8 @@ import pytest
 import trustme
 
 from serving.client import RestClient, RetryPolicy, ServingError, TlsFiles
+from serving.client.model_info import VersionStatus
 from serving.errors import Code
-from serving.model_info import VersionStatus
 from tests.serving.test_client_retry import Clock
 
 NO_RETRY = RetryPolicy(max_retries=0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from serving.client_retry import Call, RetryPolicy
+from serving.client.retry import Call, RetryPolicy
 from serving.errors import Code, ServingError
 
 

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from serving import dtypes, json_examples, json_request, json_response, model_config, monitoring_config, protos
+from serving import dtypes, model_config, protos
 from serving.errors import HTTP_STATUS, Code
-from serving.rest_api import parse_route
+from serving.monitoring import monitoring_config
+from serving.rest import json_examples, json_request, json_response
+from serving.rest.rest_api import parse_route
 from serving.server import ModelServer
 from serving.settings import RestSettings
 from serving.tensors import decode

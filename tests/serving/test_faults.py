@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving import backends
+from serving.backends import load as backends
 from serving.client import RestClient
 from serving.errors import ServingError
 from serving.server import ModelServer, load_version
@@ -27,7 +27,7 @@ from tests.serving.test_cli import Process
 MEMORY_SCRIPT = """
 import sys
 from pathlib import Path
-from serving import memory
+from serving.backends import memory
 memory.set_up()
 import numpy as np
 import tensorflow as tf

@@ -14,8 +14,8 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from serving.grpc_server import HEALTH_NAMES, GrpcServer
 from serving.protos import PREDICTION_SERVICE, PredictRequest, PredictResponse
+from serving.rpc.grpc_server import HEALTH_NAMES, GrpcServer
 from serving.server import ModelServer
 from serving.settings import GrpcSettings
 from serving.tensors import encode_values

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from serving.http_server import HttpServer
-from serving.rest_api import Request, Response
+from serving.rest.http_server import HttpServer
+from serving.rest.rest_api import Request, Response
 
 
 @contextmanager

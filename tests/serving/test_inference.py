@@ -14,11 +14,12 @@ import grpc
 import numpy as np
 import pytest
 
-from serving import dtypes, json_examples, json_response, protos, request_log, tfrecord
+from serving import dtypes, protos, request_log, tfrecord
 from serving.calls import CallContext, Models
 from serving.errors import Code, ServingError
-from serving.grpc_api import GrpcApi
 from serving.inference import CLASSIFY, REGRESS, infer, infer_all
+from serving.rest import json_examples, json_response
+from serving.rpc.grpc_api import GrpcApi
 from serving.served_model import Version
 from serving.server import ModelServer, load_version
 from serving.settings import LoadSettings

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving import dtypes, json_request, json_response, json_tensor, json_text
+from serving import dtypes
 from serving.errors import Code, ServingError
+from serving.rest import json_request, json_response, json_tensor, json_text
 
 FLOAT = {"x": dtypes.FLOAT}
 

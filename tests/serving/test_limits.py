@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 import pytest
 
+from serving.access.limits import ConcurrencyLimit, Gate, RateLimit
 from serving.errors import Code, ServingError
-from serving.http_server import HttpServer
-from serving.limits import ConcurrencyLimit, Gate, RateLimit
 from serving.protos import PREDICTION_SERVICE, PredictRequest
-from serving.rest_api import Request, Response, error_response
+from serving.rest.http_server import HttpServer
+from serving.rest.rest_api import Request, Response, error_response
 from serving.server import ModelServer
 from serving.settings import GrpcSettings, RestSettings
 from serving.tensors import encode_values

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving import memory
+from serving.backends import memory
 
 
 class Node:

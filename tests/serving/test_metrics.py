@@ -23,14 +23,14 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from serving import protos
 from serving.__main__ import _make_server, main
-from serving.auth import BearerTokens
-from serving.batching import BatchRun
+from serving.access.auth import BearerTokens
+from serving.access.limits import ConcurrencyLimit, Gate, RateLimit
+from serving.batching.scheduler import BatchRun
 from serving.calls import Call, CallContext
 from serving.errors import Code, ServingError
-from serving.limits import ConcurrencyLimit, Gate, RateLimit
-from serving.metrics import Metrics
-from serving.monitoring_config import read_monitoring_config
-from serving.prometheus import Counter, Histogram, Reading, page
+from serving.monitoring.metrics import Metrics
+from serving.monitoring.monitoring_config import read_monitoring_config
+from serving.monitoring.prometheus import Counter, Histogram, Reading, page
 from serving.served_model import State, Version
 from serving.server import ModelServer
 from serving.settings import RestSettings

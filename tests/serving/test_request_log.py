@@ -20,16 +20,17 @@ import pytest
 import tensorflow as tf
 from pyarrow import parquet
 
-from serving import request_log, request_log_parquet, tfrecord
+from serving import request_log, tfrecord
 from serving.__main__ import _make_server, main
 from serving.calls import Call, CallContext
 from serving.client import GrpcClient, RestClient
 from serving.errors import Code, ServingError
 from serving.protos import PredictionLog
 from serving.request_log import LogRecord, RequestLog, Rotation, read_records, write_records
-from serving.request_log_files import log_files
-from serving.request_log_parquet import ParquetSink
-from serving.request_log_tfrecord import TfrecordSink
+from serving.request_log import parquet as request_log_parquet
+from serving.request_log.files import log_files
+from serving.request_log.parquet import ParquetSink
+from serving.request_log.tfrecord_format import TfrecordSink
 from serving.served_model import Version
 from serving.server import ModelServer
 from tests.serving import models
@@ -421,8 +422,8 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from serving.request_log import *
-from serving.request_log_parquet import ParquetSink
-from serving.request_log_tfrecord import TfrecordSink
+from serving.request_log.parquet import ParquetSink
+from serving.request_log.tfrecord_format import TfrecordSink
 sink = {"tfrecord": TfrecordSink, "parquet": ParquetSink}[sys.argv[2]](Path(sys.argv[1]), Rotation())
 number = 0
 while True:

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving import dtypes, json_response
-from serving.batching import finish
+from serving import dtypes
+from serving.backends.signatures import Signature
+from serving.batching.scheduler import finish
 from serving.calls import Models
 from serving.errors import Code, ServingError
 from serving.manager import ModelManager
 from serving.protos import SignatureDef
-from serving.rest_api import Request, Response, RestApi
+from serving.rest import json_response
+from serving.rest.rest_api import Request, Response, RestApi
 from serving.served_model import ModelConfig
-from serving.signatures import Signature
 from serving.versions import all_versions
 
 CLASSIFIER = SignatureDef(

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from serving import saved_model, tfrecord
+from serving import tfrecord
+from serving.backends import saved_model
+from serving.backends.saved_model import FunctionRunner, SavedModel, SessionRunner
+from serving.backends.signatures import Signature
 from serving.errors import Code, ServingError
 from serving.protos import PredictionLog
-from serving.saved_model import FunctionRunner, SavedModel, SessionRunner
 from serving.server import load_version
 from serving.settings import LoadSettings
-from serving.signatures import Signature
 from serving.tensors import encode_content
 from serving.warmup import WARMUP_FILE, replay
 from tests.serving import models

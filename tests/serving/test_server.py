@@ -18,8 +18,8 @@ import pytest
 
 from serving import request_log
 from serving.client import GrpcClient, RestClient, connect
+from serving.client.model_info import TensorInfo, VersionStatus
 from serving.errors import Code, ServingError
-from serving.model_info import TensorInfo, VersionStatus
 from serving.server import ModelServer
 from tests.serving import models
 from tests.serving.waiting import wait_for

@@ -15,9 +15,9 @@ import pytest
 from serving.calls import Call, CallContext
 from serving.client import RestClient
 from serving.errors import Code, ServingError
+from serving.monitoring.shadow import OutputDifference, Shadow
 from serving.served_model import Version
 from serving.server import ModelServer
-from serving.shadow import OutputDifference, Shadow
 from serving.versions import all_versions
 from tests.serving.models import copy_half_plus_two, save_sleeper
 

@@ -14,12 +14,12 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from serving.access.tls import TlsFile
 from serving.errors import Code, ServingError
-from serving.grpc_server import GrpcServer
-from serving.http_server import HttpServer
-from serving.rest_api import Request, Response
+from serving.rest.http_server import HttpServer
+from serving.rest.rest_api import Request, Response
+from serving.rpc.grpc_server import GrpcServer
 from serving.settings import GrpcSettings, RestSettings
-from serving.tls import TlsFile
 
 CA = trustme.CA()
 OTHER_CA = trustme.CA()

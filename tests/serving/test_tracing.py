@@ -23,15 +23,15 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from serving import protos
 from serving.__main__ import _make_server, main
-from serving.batching_parameters import BatchingParameters
+from serving.batching.parameters import BatchingParameters
 from serving.calls import Call, CallContext
 from serving.errors import Code, ServingError
-from serving.http_server import Handler
-from serving.rest_api import Request, Response
+from serving.monitoring.tracing import Tracing, otlp_processor
+from serving.rest.http_server import Handler
+from serving.rest.rest_api import Request, Response
 from serving.served_model import Version
 from serving.server import ModelServer
 from serving.tensors import encode_values
-from serving.tracing import Tracing, otlp_processor
 from tests.serving import models
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -21,7 +21,7 @@ def signature_call(path: Path):
 
 def model_run(path: Path):
     """What the embedded server's protocols call."""
-    from serving.saved_model import SavedModel
+    from serving.backends.saved_model import SavedModel
 
     model = SavedModel(path)
     return lambda x: model.run("serving_default", {"x": x})["output_0"]
@@ -29,7 +29,7 @@ def model_run(path: Path):
 
 def session_callable(path: Path):
     """What that comes down to."""
-    from serving.saved_model import SavedModel, SessionRunner
+    from serving.backends.saved_model import SavedModel, SessionRunner
 
     model = SavedModel(path, SessionRunner)
     call = model._runner._callable(model.signatures["serving_default"], ("output_0",))

@@ -20,7 +20,7 @@ from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from components.errors import ArtifactError, HeadraceError
 from components.formats import ConversionError, Network, convert_saved_model, load_runner
-from serving.saved_model import SavedModel
+from serving.backends.saved_model import SavedModel
 from tests.components.formats.models import CASES, Arrays, Case, several_case, strings_case, subclassed_case
 
 KINDS = ["cat", "dog", "newt"]

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.batching_parameters import BatchingParameters, read_parameters
+from serving.batching.parameters import BatchingParameters, read_parameters
 from serving.manifests import server
 from serving.manifests.render import render
 from serving.model_config import read_config
-from serving.monitoring_config import read_monitoring_config
+from serving.monitoring.monitoring_config import read_monitoring_config
 from tests.serving.manifests.configs import make_config
 
 ROOT = Path(__file__).parents[3]

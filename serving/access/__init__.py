@@ -1,0 +1,1 @@
+"""Who may ask, over what, and how much."""

@@ -1,0 +1,1 @@
+"""Loading and running models: SavedModel, LiteRT, ONNX."""

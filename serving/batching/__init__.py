@@ -1,0 +1,1 @@
+"""Dynamic batching, as TF Serving's parameters say."""

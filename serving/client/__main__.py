@@ -1,0 +1,5 @@
+"""`python -m serving.client`."""
+
+from serving.client.commands import main
+
+main()
