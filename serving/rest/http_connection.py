@@ -26,6 +26,7 @@ from serving.settings import RestSettings
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 65_536
+_LARGE_ANSWER_BYTES = 65_536
 _LINGER_SECONDS = 1.0
 _MAX_WAITING = 16  # pipelined requests of one connection before we stop reading from it
 # The body of a refused request up to which it is read and dropped, so that the connection can go on.
@@ -73,6 +74,9 @@ class Server(Protocol):
 
     def is_quick(self, request: Request) -> bool:
         """Whether to answer a request on the event loop."""
+
+    def note_large_answer(self, request: Request) -> None:
+        """Learn that a request like this one has a large answer."""
 
     def handler(self, request: Request) -> Answering:
         """Answer a request."""
@@ -361,6 +365,8 @@ class Connection(asyncio.Protocol):
 
     def _respond(self, exchange: _Exchange, response: Response) -> None:
         self._current = None
+        if len(response.body) >= _LARGE_ANSWER_BYTES:
+            self._server.note_large_answer(exchange.request)
         keep_alive = exchange.keep_alive and not self._server.is_draining
         is_head = exchange.request.method == "HEAD"
         self._transport.write(_encode(response, keep_alive=keep_alive, http_1_0=exchange.http_1_0, is_head=is_head))

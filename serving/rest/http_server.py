@@ -24,6 +24,7 @@ from serving.settings import RestSettings
 Handler = Callable[[Request], Answering]
 
 _BACKLOG = 1024
+_MAX_LARGE_TARGETS = 1000
 _INLINE_SECONDS = 0.001
 _INLINE_BODY_BYTES = 16_384
 _DECAY = 0.9
@@ -75,6 +76,7 @@ class HttpServer:
         self._thread = threading.Thread(target=self.loop.run_forever, name="rest-loop", daemon=True)
         # The longest of the recent requests, forgotten slowly; starts high, so that the first ones go to the workers.
         self._slowest_seconds = 1.0
+        self._large_answers: set[str] = set()
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -141,7 +143,14 @@ class HttpServer:
         """Whether to answer a request on the event loop; health and status must not queue behind slow models."""
         if request.method != "POST":
             return True
-        return self._slowest_seconds < _INLINE_SECONDS and len(request.body) < _INLINE_BODY_BYTES
+        if self._slowest_seconds >= _INLINE_SECONDS or len(request.body) >= _INLINE_BODY_BYTES:
+            return False
+        return request.target not in self._large_answers
+
+    def note_large_answer(self, request: Request) -> None:
+        """Answer the next requests like this one in a worker: to write so much JSON takes long."""
+        if len(self._large_answers) < _MAX_LARGE_TARGETS:
+            self._large_answers.add(request.target)
 
     def step(self, answering: Answering) -> Response | BatchTask:
         """Run the handler to its end or to the next batch it waits for, and remember how long it took."""

@@ -234,21 +234,35 @@ def test_quick_requests_run_on_the_loop_and_slow_ones_on_workers() -> None:
     def handler(request: Request) -> Response:
         threads.append(threading.current_thread().name)
         time.sleep(0.02 if request.target == "/slow" else 0)
-        return Response(200)
+        return Response(200, bytes(100_000 if request.target == "/large" else 0))
 
     with serve(handler) as server, connect(server.port) as connection:
 
         def ask(target: str) -> None:
             connection.sendall(post(target, b""))
-            connection.recv(65_536)
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(65_536)
+            head, _, body = head.partition(b"\r\n\r\n")
+            missing = int(head.split(b"Content-Length: ")[1].split()[0]) - len(body)
+            while missing:
+                missing -= len(connection.recv(missing))
+
+        def wait_for_the_loop() -> None:
+            for _ in range(300):
+                ask("/quick")
+                if threads[-1] == "rest-loop":
+                    return
+            raise AssertionError("quick requests stay on workers")
 
         ask("/quick")
         assert threads[-1].startswith("rest_")  # nothing is known yet
-        for _ in range(300):
-            ask("/quick")
-            if threads[-1] == "rest-loop":
-                break
-        assert threads[-1] == "rest-loop"
+        wait_for_the_loop()
+        ask("/large")  # from now on it is known that its answers are
+        wait_for_the_loop()
+        ask("/large")
+        assert threads[-1].startswith("rest_")
+        wait_for_the_loop()
         ask("/slow")
         ask("/quick")
         assert threads[-1].startswith("rest_")
