@@ -138,15 +138,15 @@ class SignatureModel:
 
 
 def _complete_inputs(signature: Signature, inputs: Mapping[str, np.ndarray], note: str) -> dict[str, np.ndarray]:
-    extra = sorted(set(inputs) - set(signature.inputs))
-    missing = sorted(set(signature.inputs) - set(inputs) - set(signature.defaults))
-    if extra or missing:
+    given = {**signature.defaults, **inputs} if signature.defaults else inputs
+    if given.keys() != signature.inputs.keys():
+        extra = sorted(inputs.keys() - signature.inputs.keys())
+        missing = sorted(signature.inputs.keys() - given.keys())
         raise invalid_argument(
             f"input size does not match signature: {len(inputs)}!={len(signature.inputs)} "
             f"len({{{','.join(sorted(inputs))}}}) != len({{{','.join(signature.inputs)}}}). "
             f"Sent extra: {{{','.join(extra)}}}. Missing but required: {{{','.join(missing)}}}.{note}"
         )
-    given = {**signature.defaults, **inputs} if signature.defaults else inputs
     return {alias: _checked(alias, given[alias], number, note) for alias, number in signature.inputs.items()}
 
 

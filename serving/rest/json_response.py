@@ -11,6 +11,7 @@ import base64
 import json
 import math
 import re
+from array import array as c_array
 from collections.abc import Mapping
 
 import numpy as np
@@ -169,10 +170,10 @@ _SPECIAL = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 def _decimals(flat: np.ndarray, digits: int) -> list[str]:
     values = flat.tolist()
     texts = list(map("%.6g".__mod__, values))
-    with np.errstate(over="ignore"):  # six digits of the largest float may round up to infinity
-        exact = np.array(list(map(float, texts)), dtype=np.float64).astype(flat.dtype) == flat
-    for index in np.flatnonzero(~exact):
-        texts[index] = f"{values[index]:.{digits}g}"
+    read_back = c_array(flat.dtype.char, map(float, texts))  # numpy takes longer over few numbers
+    for index, (value, back) in enumerate(zip(values, read_back, strict=True)):
+        if value != back:
+            texts[index] = f"{value:.{digits}g}"
     return [text if "." in text or "e" in text else _SPECIAL.get(text, text + ".0") for text in texts]
 
 

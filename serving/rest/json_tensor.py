@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from array import array as c_array
 from itertools import chain
 from typing import Any
 
@@ -67,8 +68,8 @@ def quick_array(value: Any, number: int) -> np.ndarray | None:
 def _leaves(values: list[Any], number: int) -> np.ndarray | None:
     kinds = set(map(type, values))
     if number in _FLOATS and kinds <= {int, float}:
-        with np.errstate(over="ignore"):  # 1e300 as a float is infinite, as it is in C++
-            return np.array(values, dtype=np.float64).astype(dtypes.NUMPY[number])
+        # The C array turns 1e300 into an infinite float, as C++ does.
+        return np.array(c_array("f", values)) if number == dtypes.FLOAT else np.array(values, dtype=np.float64)
     if number in _INT_RANGE and kinds <= {int}:
         low, high = _INT_RANGE[number]
         if values and (min(values) < low or max(values) > high):
