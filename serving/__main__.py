@@ -417,7 +417,7 @@ def _make_server(flags: Mapping[str, Any]) -> ModelServer:
     from serving.access.limits import ConcurrencyLimit
     from serving.access.tls import TlsFile
     from serving.monitoring.monitoring_config import read_monitoring_config
-    from serving.request_log import Rotation
+    from serving.request_log.log import Rotation
     from serving.server import ModelServer
     from serving.settings import GrpcSettings, LoadSettings, RestSettings
 

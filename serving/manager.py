@@ -280,7 +280,7 @@ class _Watcher:
     def _is_overtaken(self, path: Path, before: Any) -> bool:
         """Wait for the next try of a version; True at once when the disk, the config or the end asks for another look."""
         end = time.monotonic() + self._load_retry_interval_seconds
-        while self._on_disk(path) == before:
+        while (now := self._on_disk(path)) is not None and now == before:
             seconds = end - time.monotonic()
             if seconds <= 0:
                 return False
@@ -289,8 +289,10 @@ class _Watcher:
         return True
 
     def _on_disk(self, path: Path) -> Any:
+        """What would change if there was something new to load; None when the version itself is gone."""
         try:
-            return sorted(find_versions(self.model.config.base_path)), fingerprint(path)
+            found = find_versions(self.model.config.base_path)
+            return (sorted(found), fingerprint(path)) if path in found.values() else None
         except OSError:
             return None
 

@@ -12,25 +12,34 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-from collections.abc import Iterator
+import logging
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.internal import enum_type_wrapper
+from google.protobuf import descriptor_pool
+from google.protobuf.internal import builder
 
-
-def _message(module: str, name: str) -> Any:
-    _register(module)
-    return message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(name))
+logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def _register(module: str) -> None:
+def _names(module: str) -> Mapping[str, Any]:
+    """The message classes and enums of a generated module, as importing it would define them."""
     tree = ast.parse(_source(module).read_bytes())
+    serialized = _serialized(tree)
+    if serialized is None:
+        if "tensorflow" not in sys.modules:
+            logger.warning("%s is not in the form that protoc writes; importing it, which loads TensorFlow", module)
+        return vars(importlib.import_module(module))
     for imported in _imported(tree):
-        _register(imported)
-    descriptor_pool.Default().AddSerializedFile(_serialized(tree, module))
+        _names(imported)
+    names: dict[str, Any] = {}
+    file = descriptor_pool.Default().AddSerializedFile(serialized)
+    builder.BuildMessageAndEnumDescriptors(file, names)
+    builder.BuildTopDescriptorsAndMessages(file, module, names)
+    return names
 
 
 def _source(module: str) -> Path:
@@ -46,25 +55,22 @@ def _source(module: str) -> Path:
     )
 
 
+def _serialized(tree: ast.Module) -> bytes | None:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(attr="AddSerializedFile"), [ast.Constant(bytes() as serialized)]):
+                return serialized
+    return None
+
+
 def _imported(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name.endswith("_pb2"))
 
 
-def _serialized(tree: ast.Module, module: str) -> bytes:
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "AddSerializedFile"
-        ):
-            return ast.literal_eval(node.args[0])
-    raise ImportError(f"{module} has no serialized descriptor where protoc writes it; its protoc is not known")
-
-
 def _api(file: str, name: str) -> Any:
-    return _message(f"tensorflow_serving.apis.{file}_pb2", f"tensorflow.serving.{name}")
+    return _names(f"tensorflow_serving.apis.{file}_pb2")[name]
 
 
 ClassificationRequest = _api("classification", "ClassificationRequest")
@@ -86,16 +92,12 @@ RegressionResponse = _api("regression", "RegressionResponse")
 ReloadConfigRequest = _api("model_management", "ReloadConfigRequest")
 ReloadConfigResponse = _api("model_management", "ReloadConfigResponse")
 SignatureDefMap = _api("get_model_metadata", "SignatureDefMap")
-ModelServerConfig = _message(
-    "tensorflow_serving.config.model_server_config_pb2", "tensorflow.serving.ModelServerConfig"
-)
-ModelType = enum_type_wrapper.EnumTypeWrapper(
-    descriptor_pool.Default().FindEnumTypeByName("tensorflow.serving.ModelType")
-)
-SignatureDef = _message("tensorflow.core.protobuf.meta_graph_pb2", "tensorflow.SignatureDef")
-TensorProto = _message("tensorflow.core.framework.tensor_pb2", "tensorflow.TensorProto")
+ModelServerConfig = _names("tensorflow_serving.config.model_server_config_pb2")["ModelServerConfig"]
+ModelType = _names("tensorflow_serving.config.model_server_config_pb2")["ModelType"]
+SignatureDef = _names("tensorflow.core.protobuf.meta_graph_pb2")["SignatureDef"]
+TensorProto = _names("tensorflow.core.framework.tensor_pb2")["TensorProto"]
 
 for _service in ("prediction_service", "model_service"):  # gRPC reflection shows them
-    _register(f"tensorflow_serving.apis.{_service}_pb2")
+    _names(f"tensorflow_serving.apis.{_service}_pb2")
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"

@@ -18,7 +18,7 @@ from serving.calls import Listener, Models
 from serving.manager import ModelManager
 from serving.monitoring.metrics import Metrics
 from serving.monitoring.shadow import Shadow
-from serving.request_log import Format, RequestLog, Rotation
+from serving.request_log.log import Format, RequestLog, Rotation
 from serving.rest.http_server import HttpServer
 from serving.rest.rest_api import Page, RestApi
 from serving.served_model import Model, ModelConfig

@@ -14,8 +14,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from pipelines.config import PipelineConfig, load_config
 from pipelines.steps import STEPS, step_named
 
-logging.getLogger("serving").setLevel(logging.WARNING)  # absl changes the root's level under TensorFlow and Keras
 PROJECT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_is_at_the_start() -> None:
+    """What libraries do to logging in one test must not blind the next ones; absl changes the root's level."""
+    logging.disable(logging.NOTSET)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("serving") and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
+    logging.getLogger("serving").setLevel(logging.WARNING)
 
 
 class StepRun:

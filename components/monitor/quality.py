@@ -17,7 +17,7 @@ from components.config import MonitorConfig
 from components.errors import DataError
 from components.examples import MISSING_INT
 from components.monitor.comparisons import Candidate
-from serving.request_log import LogRecord
+from serving.request_log.log import LogRecord
 
 ALL = ""
 _NUM_RESAMPLES = 100

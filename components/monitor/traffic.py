@@ -18,7 +18,7 @@ from components.examples import ExamplesInfo, Feature, parse
 from components.monitor.quality import Labelled
 from components.statistics import Statistics, StatisticsBuilder
 from serving.errors import ServingError
-from serving.request_log import LogRecord, read_records
+from serving.request_log.log import LogRecord, read_records
 
 _EXAMPLES_INPUTS = ("examples", "inputs")  # of `serve_examples`, and of `classify` and `regress`
 _PROBABILITIES = ("probabilities", "scores")

@@ -21,7 +21,7 @@ from components.verify import pareto, speed
 from components.verify.held_out import HeldOut
 from components.verify.limits import broken_limits, check_patterns, limits_of
 from serving.client import GrpcClient, RestClient
-from serving.request_log import read_records, write_records
+from serving.request_log.log import read_records, write_records
 from serving.server import ModelServer
 
 FILE = "proof.json"

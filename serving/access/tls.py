@@ -21,11 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf import text_format
 
 from serving.errors import ServingError, invalid_argument
+from serving.message_class import message_class
 
 logger = logging.getLogger(__name__)
+
+_Message = message_class(
+    "tensorflow.serving.SSLConfig",
+    {"server_key": "string", "server_cert": "string", "custom_ca": "string", "client_verify": "bool"},
+)
 
 
 @dataclass(frozen=True)
@@ -123,21 +129,9 @@ class TlsFile:
         return grpc.dynamic_ssl_server_credentials(certificates(used), fetch, bool(used.client_ca))
 
 
-def _message_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="ssl_config.proto", package="tensorflow.serving")
-    message = file.message_type.add(name="SSLConfig")
-    kind = descriptor_pb2.FieldDescriptorProto
-    for number, name in enumerate(("server_key", "server_cert", "custom_ca"), start=1):
-        message.field.add(name=name, number=number, type=kind.TYPE_STRING, label=kind.LABEL_OPTIONAL)
-    message.field.add(name="client_verify", number=4, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.serving.SSLConfig"))
-
-
 def _read(path: Path) -> tuple[TlsConfig, list[Path]]:
     try:
-        message = text_format.Parse(path.read_bytes(), _message_class()())
+        message = text_format.Parse(path.read_bytes(), _Message())
     except text_format.ParseError as error:
         raise invalid_argument(f"{path}: Error parsing text-format tensorflow.serving.SSLConfig: {error}") from error
     files = [path]

@@ -15,18 +15,22 @@ Example, a file in protobuf's text format:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from serving.errors import ServingError, invalid_argument
 
 # In a version's directory; read with --enable_per_model_batching_parameters.
 PARAMETERS_FILE = "batching_params.pbtxt"
-_WRAPPERS = {"int": "Int64Value", "int | None": "Int64Value", "str": "StringValue", "bool": "BoolValue"}
+_TYPES = {
+    "int": "google.protobuf.Int64Value",
+    "int | None": "google.protobuf.Int64Value",
+    "str": "google.protobuf.StringValue",
+    "bool": "google.protobuf.BoolValue",
+    "Sequence[int]": "repeated int64",
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,10 @@ def read_parameters(path: Path) -> BatchingParameters:
     """
     from google.protobuf import text_format
 
-    message = _message_type()()
+    from serving.message_class import message_class
+
+    fields = {parameter.name: _TYPES[str(parameter.type)] for parameter in dataclasses.fields(BatchingParameters)}
+    message = message_class("BatchingParameters", fields | {"pad_variable_length_inputs": "bool"})()
     try:
         text_format.Parse(path.read_bytes(), message)
     except text_format.ParseError as error:
@@ -127,27 +134,3 @@ def read_parameters(path: Path) -> BatchingParameters:
         return BatchingParameters(**given)
     except ServingError as error:
         raise ServingError(error.code, f"{path}: {error.message}") from error
-
-
-@functools.cache
-def _message_type() -> Any:
-    """The message's class, in a pool of its own, so that it cannot clash with TF Serving's."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="batching_parameters.proto", syntax="proto3", dependency=[wrappers_pb2.DESCRIPTOR.name]
-    )
-    message = file.message_type.add(name="BatchingParameters")
-    for number, parameter in enumerate(dataclasses.fields(BatchingParameters), start=1):
-        entry = message.field.add(name=parameter.name, number=number, label=kinds.LABEL_OPTIONAL)
-        if parameter.name == "allowed_batch_sizes":
-            entry.type, entry.label = kinds.TYPE_INT64, kinds.LABEL_REPEATED
-        elif parameter.name == "pad_variable_length_inputs":
-            entry.type = kinds.TYPE_BOOL
-        else:
-            entry.type, entry.type_name = kinds.TYPE_MESSAGE, f".google.protobuf.{_WRAPPERS[str(parameter.type)]}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("BatchingParameters"))

@@ -27,7 +27,7 @@ from serving.served_model import State, Version
 if TYPE_CHECKING:
     from serving.access.limits import ConcurrencyLimit, Gate
     from serving.batching.scheduler import BatchListener, BatchRun, BatchScheduler
-    from serving.request_log import RequestLog
+    from serving.request_log.log import RequestLog
 
 _F = TypeVar("_F", bound=Family)
 

@@ -9,13 +9,15 @@ Example:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf import text_format
 
 from serving.errors import invalid_argument
+from serving.message_class import message_class
 
 DEFAULT_PATH = "/monitoring/prometheus/metrics"  # tensorflow_serving/util/prometheus_exporter.cc
+_Prometheus = message_class("tensorflow.serving.PrometheusConfig", {"enable": "bool", "path": "string"})
+_Message = message_class("tensorflow.serving.MonitoringConfig", {"prometheus_config": _Prometheus.DESCRIPTOR.full_name})
 
 
 def read_monitoring_config(path: Path) -> str:
@@ -32,7 +34,7 @@ def read_monitoring_config(path: Path) -> str:
         OSError: it cannot be read.
     """
     try:
-        config = text_format.Parse(path.read_bytes(), _message_class()()).prometheus_config
+        config = text_format.Parse(path.read_bytes(), _Message()).prometheus_config
     except text_format.ParseError as error:
         raise invalid_argument(f"{path} is no MonitoringConfig in protobuf's text format: {error}") from error
     if not config.enable:
@@ -42,21 +44,3 @@ def read_monitoring_config(path: Path) -> str:
             f"{path}: path begins with / and not with /v1/, where the models are, not {config.path!r}"
         )
     return config.path or DEFAULT_PATH
-
-
-def _message_class() -> Any:
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="monitoring_config.proto", package="tensorflow.serving")
-    prometheus = file.message_type.add(name="PrometheusConfig")
-    prometheus.field.add(name="enable", number=1, type=field.TYPE_BOOL, label=field.LABEL_OPTIONAL)
-    prometheus.field.add(name="path", number=2, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    file.message_type.add(name="MonitoringConfig").field.add(
-        name="prometheus_config",
-        number=1,
-        type=field.TYPE_MESSAGE,
-        type_name=".tensorflow.serving.PrometheusConfig",
-        label=field.LABEL_OPTIONAL,
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.serving.MonitoringConfig"))

@@ -6,7 +6,6 @@ it that only we know, which others pass over.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,12 +16,17 @@ import numpy as np
 from serving import tfrecord
 from serving.errors import ServingError
 from serving.inference import serialized_examples
+from serving.message_class import message_class
 from serving.request_log.files import forget_oldest, rotated_name
 from serving.request_log.sink import LogRecord, Rotation, Sink
 from serving.tensors import decode, encode_content, object_array
 
 _WRITE_BYTES = 1 << 20
-_FIRST_FIELD = 1001
+_OwnFields = message_class(
+    "headrace.RequestLogFields",
+    {"request_id": "string", "time_seconds": "double", "latency_seconds": "double"},
+    first_number=1001,  # where TF Serving has none
+)
 
 
 class TfrecordSink(Sink):
@@ -99,28 +103,6 @@ class TfrecordSink(Sink):
         self._file.close()
 
 
-@functools.cache
-def _own_fields() -> Any:
-    """The message of our own fields of a PredictionLog, numbered where TF Serving has none."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="headrace/request_log.proto", package="headrace", syntax="proto3")
-    message = file.message_type.add(name="RequestLogFields")
-    field = descriptor_pb2.FieldDescriptorProto
-    for number, (name, kind) in enumerate(
-        (
-            ("request_id", field.TYPE_STRING),
-            ("time_seconds", field.TYPE_DOUBLE),
-            ("latency_seconds", field.TYPE_DOUBLE),
-        ),
-        _FIRST_FIELD,
-    ):
-        message.field.add(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("headrace.RequestLogFields"))
-
-
 def _to_prediction_log(record: LogRecord) -> bytes:
     from serving.protos import PredictionLog
 
@@ -134,7 +116,7 @@ def _to_prediction_log(record: LogRecord) -> bytes:
         encode_content(array, request.inputs[alias])
     for alias, array in record.outputs.items():
         encode_content(array, response.outputs[alias])
-    own = _own_fields()(
+    own = _OwnFields(
         request_id=record.request_id, time_seconds=record.time_seconds, latency_seconds=record.latency_seconds
     )
     # Else the order of the aliases would be that of a hash table.
@@ -145,7 +127,7 @@ def _from_prediction_log(data: bytes) -> LogRecord | None:
     """A record of ours or of TF Serving; None for a kind of call that has no tensors of its own."""
     from serving.protos import PredictionLog
 
-    log, own = PredictionLog.FromString(data), _own_fields().FromString(data)
+    log, own = PredictionLog.FromString(data), _OwnFields.FromString(data)
     kind = log.WhichOneof("log_type")
     if kind not in _TENSORS:
         return None

@@ -22,8 +22,8 @@ from components.errors import ConfigError, DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
 from components.monitor import MonitorResult, comparisons, monitor
 from components.statistics import FeatureStatistics, StatisticsBuilder, to_json
-from serving.request_log import LogRecord, write_records
 from serving.request_log.files import rotated_name
+from serving.request_log.log import LogRecord, write_records
 
 FEATURES = {
     "fare": Feature("float"),

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from serving import request_log
 from serving.__main__ import main as serve_command
 from serving.__main__ import tensorflow_model_server
 from serving.client import GrpcClient
 from serving.client.commands import main
 from serving.flags import IGNORED
+from serving.request_log import log as request_log
 from serving.server import ModelServer
 from tests.serving import models
 
@@ -49,7 +49,7 @@ HEAVY = "tensorflow keras numpy grpc"
         ("from serving.__main__ import main; main(['--help'], standalone_mode=False)", HEAVY),
         ("from serving.client.commands import main; main(['predict', '--help'], standalone_mode=False)", HEAVY),
         ("import serving.server", "tensorflow keras grpc"),
-        ("import serving.request_log", "tensorflow keras grpc"),
+        ("import serving.request_log.log", "tensorflow keras grpc"),
         ("from serving.client import RestClient; RestClient('http://localhost:1')", "tensorflow keras grpc"),
         ("from serving.client import GrpcClient", "tensorflow keras"),
     ],

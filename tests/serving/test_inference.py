@@ -14,10 +14,11 @@ import grpc
 import numpy as np
 import pytest
 
-from serving import dtypes, protos, request_log, tfrecord
+from serving import dtypes, protos, tfrecord
 from serving.calls import CallContext, Models
 from serving.errors import Code, ServingError
 from serving.inference import CLASSIFY, REGRESS, infer, infer_all
+from serving.request_log import log as request_log
 from serving.rest import json_examples, json_response
 from serving.rpc.grpc_api import GrpcApi
 from serving.served_model import Version

@@ -20,15 +20,16 @@ import pytest
 import tensorflow as tf
 from pyarrow import parquet
 
-from serving import request_log, tfrecord
+from serving import tfrecord
 from serving.__main__ import _make_server, main
 from serving.calls import Call, CallContext
 from serving.client import GrpcClient, RestClient
 from serving.errors import Code, ServingError
 from serving.protos import PredictionLog
-from serving.request_log import LogRecord, RequestLog, Rotation, read_records, write_records
+from serving.request_log import log as request_log
 from serving.request_log import parquet as request_log_parquet
 from serving.request_log.files import log_files
+from serving.request_log.log import LogRecord, RequestLog, Rotation, read_records, write_records
 from serving.request_log.parquet import ParquetSink
 from serving.request_log.tfrecord_format import TfrecordSink
 from serving.served_model import Version
@@ -421,7 +422,7 @@ _WRITER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from serving.request_log import *
+from serving.request_log.log import *
 from serving.request_log.parquet import ParquetSink
 from serving.request_log.tfrecord_format import TfrecordSink
 sink = {"tfrecord": TfrecordSink, "parquet": ParquetSink}[sys.argv[2]](Path(sys.argv[1]), Rotation())

@@ -16,10 +16,10 @@ import grpc
 import numpy as np
 import pytest
 
-from serving import request_log
 from serving.client import GrpcClient, RestClient, connect
 from serving.client.model_info import TensorInfo, VersionStatus
 from serving.errors import Code, ServingError
+from serving.request_log import log as request_log
 from serving.server import ModelServer
 from tests.serving import models
 from tests.serving.waiting import wait_for

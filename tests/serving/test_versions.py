@@ -626,3 +626,31 @@ def test_so_many_versions_load_at_the_same_time(tmp_path: Path, num_threads: int
     manager.start()
     assert len(together) == (2 if num_threads == 2 else 0)
     manager.stop()
+
+
+def test_version_that_vanishes_as_it_is_loaded_is_not_waited_for(base_path: Path) -> None:
+    def load(path: Path) -> FakeModel:
+        model = FakeModel(path)
+        if path.name == "2":
+            raise ServingError(Code.DATA_LOSS, "gone")
+        return model
+
+    manager = ModelManager(
+        [labelled(base_path, latest(1))],
+        load,
+        poll_wait_seconds=0.01,
+        max_num_load_retries=5,
+        load_retry_interval_seconds=3600,
+    )
+    manager.start()
+    watcher = manager._watchers["m"]
+    on_disk = watcher._on_disk
+
+    def vanish_first(path: Path) -> Any:
+        (path / "saved_model.pb").unlink(missing_ok=True)
+        return on_disk(path)
+
+    watcher._on_disk = vanish_first  # type: ignore[method-assign]
+    push(base_path, 2)
+    wait_for(lambda: states(manager.models["m"]) == {1: "AVAILABLE", 2: "END"})
+    manager.stop()
