@@ -13,7 +13,7 @@ _POOL.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
 
 
 def message_class(name: str, fields: Mapping[str, str], first_number: int = 1) -> Any:
-    """The class of a proto3 message.
+    """Make the class of a proto3 message, once for each name.
 
     Args:
         name: The message's name, with its package.

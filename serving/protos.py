@@ -4,7 +4,7 @@ Importing a generated module of tensorflow_serving imports tensorflow.core, and 
 hundreds of MB which a client, or a server of LiteRT and ONNX files, has no use for. But the descriptors that such a module
 registers are bytes in its source; so they are read from there, with those of the modules it imports, and registered as it
 would. protobuf has one class for each descriptor, so whoever imports the generated modules later, or did before, has the
-same classes; no module is loaded or replaced.
+same classes; no module is loaded or replaced. Only a source of another form than protoc writes today is imported.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ def _source(module: str) -> Path:
 
 
 def _serialized(tree: ast.Module) -> bytes | None:
-    for node in ast.walk(tree):
+    for node in tree.body:
         match node:
-            case ast.Call(ast.Attribute(attr="AddSerializedFile"), [ast.Constant(bytes() as serialized)]):
+            case ast.Assign(
+                value=ast.Call(ast.Attribute(attr="AddSerializedFile"), [ast.Constant(bytes() as serialized)])
+            ):
                 return serialized
     return None
 

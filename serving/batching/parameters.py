@@ -20,7 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from google.protobuf import text_format
+
 from serving.errors import ServingError, invalid_argument
+from serving.message_class import message_class
 
 # In a version's directory; read with --enable_per_model_batching_parameters.
 PARAMETERS_FILE = "batching_params.pbtxt"
@@ -103,6 +106,10 @@ class BatchingParameters:
         return next((allowed for allowed in self.allowed_batch_sizes if allowed >= size), size)
 
 
+_fields = {parameter.name: _TYPES[str(parameter.type)] for parameter in dataclasses.fields(BatchingParameters)}
+_Message = message_class("BatchingParameters", _fields | {"pad_variable_length_inputs": "bool"})
+
+
 def read_parameters(path: Path) -> BatchingParameters:
     """Read BatchingParameters in protobuf's text format.
 
@@ -113,14 +120,8 @@ def read_parameters(path: Path) -> BatchingParameters:
         ServingError: INVALID_ARGUMENT, naming the file, and the line where its syntax is wrong.
         OSError: it cannot be read.
     """
-    from google.protobuf import text_format
-
-    from serving.message_class import message_class
-
-    fields = {parameter.name: _TYPES[str(parameter.type)] for parameter in dataclasses.fields(BatchingParameters)}
-    message = message_class("BatchingParameters", fields | {"pad_variable_length_inputs": "bool"})()
     try:
-        text_format.Parse(path.read_bytes(), message)
+        message = text_format.Parse(path.read_bytes(), _Message())
     except text_format.ParseError as error:
         raise invalid_argument(
             f"{path} is no BatchingParameters in protobuf's text format: {error}. Most values are wrapped, as in "

@@ -34,8 +34,6 @@ import sys
 assert not {'tensorflow', 'tensorflow_serving', 'keras'} & set(sys.modules)
 """
 
-both_implementations = pytest.mark.parametrize("implementation", ["upb", "python"])
-
 
 def run_python(code: str, *, implementation: str = "upb", path: Path = PROJECT) -> str:
     """Run Python code in a process of its own and return what it wrote to standard error."""
@@ -48,13 +46,16 @@ def run_python(code: str, *, implementation: str = "upb", path: Path = PROJECT) 
     return done.stderr
 
 
-@both_implementations
+@pytest.mark.parametrize("implementation", ["upb", "python"])
 def test_no_tensorflow(implementation: str) -> None:
     run_python(OURS + NO_TENSORFLOW, implementation=implementation)
 
 
-@both_implementations
-@pytest.mark.parametrize(("first", "second"), [(OURS, THEIRS), (THEIRS, OURS)], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("first", "second", "implementation"),
+    [(OURS, THEIRS, "upb"), (THEIRS, OURS, "upb"), (OURS, THEIRS, "python")],
+    ids=["before", "after", "before-python"],
+)
 def test_tensorflow_in_the_same_process(first: str, second: str, implementation: str) -> None:
     run_python(first + second + SAME, implementation=implementation)
 
