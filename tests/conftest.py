@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +28,18 @@ def _logging_as_it_is_at_the_start() -> None:
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
     logging.getLogger("serving").setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def warnings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]:
+    """Collects what a module warns of, whatever other tests' libraries have done to logging."""
+
+    def collect(module: ModuleType) -> list[str]:
+        messages: list[str] = []
+        monkeypatch.setattr(module.logger, "warning", lambda text, *values: messages.append(text % values))
+        return messages
+
+    return collect
 
 
 class StepRun:
