@@ -12,7 +12,7 @@ import json
 import math
 import re
 from array import array as c_array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -25,6 +25,7 @@ _INTEGERS = frozenset(
 )
 # absl::StrCat writes six significant digits; when those do not read back exactly, max_digits10 are written.
 _MAX_DIGITS10 = {dtypes.FLOAT: 9, dtypes.DOUBLE: 17}
+_BLOCK_VALUES = 65_536  # turned to text at a time: a value takes ten times as much memory as a Python object
 
 
 def predictions(outputs: Mapping[str, np.ndarray], key: str = "predictions") -> bytes:
@@ -119,10 +120,23 @@ def _batch_size(outputs: Mapping[str, np.ndarray]) -> int:
 
 def _rows(alias: str, array: np.ndarray, level: int) -> list[str]:
     """The text of each row, all its lists on one line; `level` counts the brackets open around a row."""
+    if array.size > _BLOCK_VALUES:
+        num_rows = _BLOCK_VALUES * len(array) // array.size
+        if num_rows > 0:
+            starts = range(0, len(array), num_rows)
+            return [row for start in starts for row in _rows(alias, array[start : start + num_rows], level)]
+        return ["[" + ", ".join(_pieces(alias, row, level + 1)) + "]" for row in array]
     texts = _tokens(alias, array, level + array.ndim - 1)
     for axis in range(array.ndim - 1, 0, -1):
         texts = ["[" + ", ".join(group) + "]" for group in _groups(texts, array.shape, axis)]
     return texts
+
+
+def _pieces(alias: str, array: np.ndarray, level: int) -> Iterator[str]:
+    """The rows' texts, as many in a piece as fit into a block."""
+    num_rows = max(1, _BLOCK_VALUES * len(array) // array.size)
+    for start in range(0, len(array), num_rows):
+        yield ", ".join(_rows(alias, array[start : start + num_rows], level))
 
 
 def _column(alias: str, array: np.ndarray, level: int) -> str:

@@ -62,7 +62,12 @@ def _finite(literal: str) -> float:
     return number
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite)
+def _integer(literal: str) -> int | float:
+    number = _wide_number(literal.encode(), is_decimal=False)
+    return _finite(literal) if isinstance(number, float) else number
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_integer)
 
 
 def echo(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def test_beyond_the_standard(text: str, value: Any) -> None:
         ("[1.]", "Miss fraction part in number."),
         ("[1e]", "Miss exponent part in number."),
         ("[1e400]", "Number too big to be stored in double."),
+        pytest.param(f"[1{'0' * 400}]", "Number too big to be stored in double. at offset: 1", id="wide integer"),
     ],
 )
 def test_syntax_errors(text: str, message: str) -> None:
@@ -60,6 +62,11 @@ def test_syntax_errors(text: str, message: str) -> None:
         json_text.loads(text.encode())
     assert raised.value.message.startswith("JSON Parse error: " + message.split(" at offset")[0])
     assert "at offset" not in message or raised.value.message.endswith(message)
+
+
+def test_wide_integers_are_doubles_beside_nan_too() -> None:
+    values = json_text.loads(b"[NaN, 18446744073709551615, 18446744073709551616]")[1:]
+    assert [(type(value), value) for value in values] == [(int, 2**64 - 1), (float, 2.0**64)]
 
 
 def test_depth_is_bounded_by_memory_only() -> None:
@@ -201,3 +208,12 @@ def test_types_without_json_form_and_no_outputs() -> None:
     for write in (json_response.columns, json_response.predictions):
         with pytest.raises(ServingError, match="empty tensor map"):
             write({})
+
+
+@pytest.mark.parametrize("shape", [(1, 50), (10, 5), (3, 4, 5), (50, 0), (0, 50)])
+def test_large_answers_are_written_in_blocks(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) / 3
+    whole = json_response.predictions({"y": array})
+    for size in (1, 7, 30):
+        monkeypatch.setattr(json_response, "_BLOCK_VALUES", size)
+        assert json_response.predictions({"y": array}) == whole
