@@ -75,14 +75,6 @@ def failed_loads(pages: Mapping[str, str], model: str, version: int) -> list[str
     ]
 
 
-def serves(page: str, model: str, version: int) -> bool:
-    """Whether a version is available on a server."""
-    return any(
-        sample.name == _STATE and sample.labels["version"] == str(version) and sample.labels["state"] == "AVAILABLE"
-        for sample in _samples(page, model)
-    )
-
-
 def drifted(page: str, model: str) -> list[str]:
     """The alarms on a page of `monitor`.
 

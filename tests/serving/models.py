@@ -175,3 +175,29 @@ def save_layer_as_onnx(path: Path, bias: float = 1.0) -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
         {"kernel": KERNEL, "bias": np.array(bias, np.float32)},
     )
+
+
+def save_rich(path: Path) -> None:
+    """Two inputs, two outputs; signatures `serving_default` and `explain`."""
+    module = tf.Module()
+    spec = [
+        tf.TensorSpec([None, 2], tf.float32, name="x"),
+        tf.TensorSpec([None], tf.string, name="text"),
+        tf.TensorSpec([None, 1], tf.int64, name="id"),
+    ]
+    module.call = tf.function(
+        lambda x, text, id: {"sum": tf.reduce_sum(x, 1), "text_bytes": text, "next": id + 1}, input_signature=spec
+    )
+    module.explain = tf.function(lambda x: {"attributions": 2.0 * x}, input_signature=spec[:1])
+    tf.saved_model.save(module, str(path), signatures={"serving_default": module.call, "explain": module.explain})
+
+
+def write_model_config(folder: Path, base_paths: Mapping[str, str]) -> Path:
+    """A model config file in `folder`: model name -> the folder in it that holds its versions."""
+    entries = "".join(
+        f'config {{ name: "{name}" base_path: "{folder / base}" model_platform: "tensorflow" }}'
+        for name, base in base_paths.items()
+    )
+    config = folder / "models.config"
+    config.write_text(f"model_config_list {{ {entries} }}")
+    return config

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 from serving import protos
 from serving.server import ModelServer
-from tests.serving.models import copy_half_plus_two
-from tests.serving.test_openapi import save_rich
+from tests.serving.models import copy_half_plus_two, save_rich, write_model_config
 
 MANY = settings(
     max_examples=int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", 200)),
@@ -49,12 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
     folder = tmp_path_factory.mktemp("models")
     save_rich(folder / "rich" / "1")
     copy_half_plus_two(folder / "half" / "1")
-    config = folder / "models.config"
-    entries = "".join(
-        f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}'
-        for name in ("rich", "half")
-    )
-    config.write_text(f"model_config_list {{ {entries} }}")
+    config = write_model_config(folder, {"rich": "rich", "half": "half"})
     with ModelServer(model_config_file=config) as server:
         yield server
 

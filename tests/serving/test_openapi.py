@@ -7,32 +7,15 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-import tensorflow as tf
 from openapi_spec_validator import validate
 
 from serving.server import ModelServer
-from tests.serving.models import copy_half_plus_two
-
-
-def save_rich(path: Path) -> None:
-    """Two inputs, two outputs; signatures `serving_default` and `explain`."""
-    module = tf.Module()
-    spec = [
-        tf.TensorSpec([None, 2], tf.float32, name="x"),
-        tf.TensorSpec([None], tf.string, name="text"),
-        tf.TensorSpec([None, 1], tf.int64, name="id"),
-    ]
-    module.call = tf.function(
-        lambda x, text, id: {"sum": tf.reduce_sum(x, 1), "text_bytes": text, "next": id + 1}, input_signature=spec
-    )
-    module.explain = tf.function(lambda x: {"attributions": 2.0 * x}, input_signature=spec[:1])
-    tf.saved_model.save(module, str(path), signatures={"serving_default": module.call, "explain": module.explain})
+from tests.serving.models import copy_half_plus_two, save_rich, write_model_config
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
     folder = tmp_path_factory.mktemp("models")
     save_rich(folder / "rich" / "3")
     copy_half_plus_two(folder / "half" / "1")
-    config = folder / "models.config"
-    entries = "".join(
-        f'config {{ name: "{name}" base_path: "{folder / base}" model_platform: "tensorflow" }}'
-        for name, base in (("rich", "rich"), ("half plus two", "half"))
-    )
-    config.write_text(f"model_config_list {{ {entries} }}")
+    config = write_model_config(folder, {"rich": "rich", "half plus two": "half"})
     with ModelServer(model_config_file=config) as server:
         yield server
 

@@ -522,15 +522,20 @@ def test_retries_end_and_do_not_hold_up_other_models_or_the_stop(tmp_path: Path,
         manager.reload([])
 
 
-@pytest.mark.parametrize("change", ["mended", "newer", "reloaded", "gone"])
-def test_wait_for_the_next_try_ends_when_there_is_something_to_do(base_path: Path, change: str) -> None:
-    manager = ModelManager(
+def patient_manager(base_path: Path, load: Any) -> ModelManager:
+    """Looks at the disk all the time, and tries a version that does not load again in an hour."""
+    return ModelManager(
         [labelled(base_path, latest(1))],
-        FakeModel,
+        load,
         poll_wait_seconds=0.01,
         max_num_load_retries=5,
         load_retry_interval_seconds=3600,
     )
+
+
+@pytest.mark.parametrize("change", ["mended", "newer", "reloaded", "gone"])
+def test_wait_for_the_next_try_ends_when_there_is_something_to_do(base_path: Path, change: str) -> None:
+    manager = patient_manager(base_path, FakeModel)
     manager.start()
     bad = push(base_path, 2, "broken")
     wait_for(lambda: states(manager.models["m"]) == {1: "AVAILABLE", 2: "LOADING"})
@@ -558,13 +563,7 @@ def test_version_that_is_mended_while_it_fails_to_load_is_loaded_at_once(base_pa
             push(base_path, 2)
             raise
 
-    manager = ModelManager(
-        [labelled(base_path, latest(1))],
-        load,
-        poll_wait_seconds=0.01,
-        max_num_load_retries=5,
-        load_retry_interval_seconds=3600,
-    )
+    manager = patient_manager(base_path, load)
     manager.start()
     push(base_path, 2, "broken")
     wait_for(lambda: states(manager.models["m"]) == {1: "END", 2: "AVAILABLE"})
@@ -635,13 +634,7 @@ def test_version_that_vanishes_as_it_is_loaded_is_not_waited_for(base_path: Path
             raise ServingError(Code.DATA_LOSS, "gone")
         return model
 
-    manager = ModelManager(
-        [labelled(base_path, latest(1))],
-        load,
-        poll_wait_seconds=0.01,
-        max_num_load_retries=5,
-        load_retry_interval_seconds=3600,
-    )
+    manager = patient_manager(base_path, load)
     manager.start()
     watcher = manager._watchers["m"]
     on_disk = watcher._on_disk

@@ -22,7 +22,6 @@ from serving.settings import RestSettings
 from serving.tensors import encode_values
 from serving.traffic import Traffic, write_traffic
 from tests.serving import models
-from tests.serving.waiting import wait_for
 
 GOOD, RENAMED, BROKEN = 2, 3, 4
 # The limit of the latency is so wide that a busy machine does not decide.
@@ -109,7 +108,8 @@ def test_what_becomes_of_a_canary(
 def test_a_request_that_calls_no_signature_is_a_failure_of_its_version(base_path: Path, server: ModelServer) -> None:
     write_traffic(base_path, Traffic(1, RENAMED))
     page = readings.scrape
-    wait_for(lambda: readings.serves(page(url(server)), "m", RENAMED))
+    with RestClient(url(server)) as client:
+        client.wait_until_ready("m", version=RENAMED)
     before = readings.read_counters({"": page(url(server))}, "m")
     with RestClient(url(server)) as client, pytest.raises(ServingError) as refused:
         client.predict("m", {"x": np.array([1.0], np.float32)}, version=RENAMED)
