@@ -18,7 +18,8 @@ from serving.errors import ServingError, invalid_argument
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_STRING = re.compile(rb'"(?:[^"\\\x00-\x1f]+|\\.)*"', re.DOTALL)
+# Without a repetition in a repetition, which would try every division of a string that is not closed.
+_STRING = re.compile(rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"', re.DOTALL)
 _WORDS: tuple[tuple[bytes, Any], ...] = (
     (b"true", True),
     (b"false", False),

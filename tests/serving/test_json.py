@@ -49,6 +49,9 @@ def test_beyond_the_standard(text: str, value: Any) -> None:
         ('{"a": 1 "b"}', "Missing a comma or } after an object member. at offset: 8"),
         ("{1: 2}", "Missing a name for object member. at offset: 1"),
         ('["abc', "Missing a closing quotation mark in string. at offset: 1"),
+        pytest.param(
+            '["' + "h" * 100_000 + "\x01", "Missing a closing quotation mark in string. at offset: 1", id="long"
+        ),
         ('["\\x"]', "Invalid escape character in string."),
         ('["\\ud800"]', "Invalid escape character in string."),
         ("[1.]", "Miss fraction part in number."),
@@ -213,7 +216,8 @@ def test_types_without_json_form_and_no_outputs() -> None:
 @pytest.mark.parametrize("shape", [(1, 50), (10, 5), (3, 4, 5), (50, 0), (0, 50)])
 def test_large_answers_are_written_in_blocks(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) / 3
-    whole = json_response.predictions({"y": array})
+    layouts = json_response.predictions, json_response.columns
+    whole = [write({"y": array}) for write in layouts]
     for size in (1, 7, 30):
         monkeypatch.setattr(json_response, "_BLOCK_VALUES", size)
-        assert json_response.predictions({"y": array}) == whole
+        assert [write({"y": array}) for write in layouts] == whole
