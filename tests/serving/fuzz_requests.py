@@ -73,7 +73,7 @@ def try_rest(api: RestApi, method: str, target: str, body: bytes) -> None:
     """Send a request to the REST API, past HTTP."""
     response = answer(api.handle(Request(method, target, {}, body)))
     assert response.status == 200 or response.status in CLIENT_ERRORS, (response.status, response.body)
-    if response.status != 200:
+    if response.status != 200 and method != "OPTIONS":
         assert set(json.loads(response.body.decode(errors="replace"))) == {"error"}, response.body
 
 
