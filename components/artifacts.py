@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,14 @@ from components.errors import ArtifactError, ConfigError, HeadraceError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-# Folders of an artifact for what differs from run to run (event files, what callbacks write, drawn latencies): no part of
-# its identity.
-VOLATILE = ("tensorboard", "callbacks", "pictures")
+# Folders of an artifact for what differs from run to run (event files, what callbacks write, drawn latencies, times
+# of trials): no part of its identity.
+VOLATILE = ("tensorboard", "callbacks", "pictures", "trials")
 _OUR_PACKAGES = ("components", "models", "serving")
 _VERSIONED = ("tensorflow", "keras")
 _VERSIONED_BY_STEP = {
     "ingest": ("duckdb", "pyarrow"),
+    "tune": ("optuna",),
     "compress": ("ai-edge-litert",),
     "export": ("tf2onnx", "onnx"),
     "verify": ("ai-edge-litert", "onnxruntime"),
@@ -58,6 +58,7 @@ class Manifest:
         files: Relative path -> `{"size_bytes", "sha256"}`.
         digest: Digest of `files`, by which steps further on know this artifact.
         result: What the step returned, as JSON-able values.
+        ancestors: What the inputs, and all that they were made from, were made from: name -> what `origin` gives.
         format_version: Version of this layout.
     """
 
@@ -67,16 +68,23 @@ class Manifest:
     files: dict[str, dict[str, Any]]
     digest: str
     result: dict[str, Any]
+    ancestors: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
 
 class Output:
     """A directory being written: `path` to write in, `result` to set before the end."""
 
-    def __init__(self, path: Path, scratch: Path) -> None:
+    def __init__(self, path: Path, scratch: Path, fingerprint: str, made_from: dict[str, Any]) -> None:
         self.path = path
         self.scratch = scratch
+        self.fingerprint = fingerprint
+        self.made_from = made_from
         self.result: Any = None
+
+    def origin(self, step: str, *, digest: str, result: dict[str, Any]) -> dict[str, Any]:
+        """What `origin` will give of it, while it is not yet written."""
+        return origin(Manifest(step, self.fingerprint, self.made_from, {}, digest, result))
 
 
 @contextlib.contextmanager
@@ -99,14 +107,15 @@ def writing(path: Path, *, step: str, inputs: Mapping[str, Path], config: BaseMo
     made_from = make_fingerprint_parts(step=step, inputs=inputs, config=config)
     fingerprint = digest_of(made_from)
     scratch_root = path.parent / f".{path.name}.scratch"
-    output = Output(path.parent / f".{path.name}.tmp-{os.getpid()}", scratch_root / fingerprint[:16])
+    scratch = scratch_root / fingerprint[:16]
+    output = Output(path.parent / f".{path.name}.tmp-{os.getpid()}", scratch, fingerprint, made_from)
     try:
         with disk_errors_explained(path):
             _make_room(path, output.path)
             yield output
             if output.result is None:
                 raise TypeError(f"step '{step}' set no result on its output")
-            _finish(path, output, step, made_from, fingerprint)
+            _finish(path, output, step, ancestors_of(inputs))
         shutil.rmtree(scratch_root, ignore_errors=True)
     finally:
         shutil.rmtree(output.path, ignore_errors=True)
@@ -132,6 +141,22 @@ def read_manifest(path: Path) -> Manifest:
             "Delete it and run again."
         )
     return Manifest(**fields)
+
+
+def origin(manifest: Manifest) -> dict[str, Any]:
+    """What an artifact was made from and what its step returned, for those that are made from it; without its files."""
+    made_from = manifest.made_from | {"source": digest_of(manifest.made_from["source"])}
+    facts = {name: getattr(manifest, name) for name in ("step", "digest", "fingerprint", "result")}
+    return facts | made_from
+
+
+def ancestors_of(inputs: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """The `origin` of each input and of all that they were made from, by name."""
+    manifests = {name: read_manifest(path) for name, path in sorted(inputs.items())}
+    found: dict[str, dict[str, Any]] = {}
+    for manifest in manifests.values():
+        found |= manifest.ancestors
+    return found | {name: origin(manifest) for name, manifest in manifests.items()}
 
 
 def open_artifact(path: Path, *, step: str) -> Manifest:
@@ -214,9 +239,10 @@ def step_modules(step: str, settings: Mapping[str, Any]) -> list[str]:
     modules = [f"components.{step}"]
     if step == "ingest":
         modules.append(plugins.target(settings["source"], plugins.SOURCES, "data.source"))
-    if step == "train":
-        modules.append(plugins.target(settings["model"]["name"], plugins.MODELS, "model.name"))
-        names = [callback["name"] for callback in settings["callbacks"]]
+    if step in ("train", "tune"):
+        trained = settings if step == "train" else settings["train"]
+        modules.append(plugins.target(trained["model"]["name"], plugins.MODELS, "model.name"))
+        names = [callback["name"] for callback in trained["callbacks"]]
         modules += [plugins.target(name, plugins.CALLBACKS, "train.callbacks") for name in names]
     return [name.partition(":")[0] for name in modules]
 
@@ -234,8 +260,8 @@ def _is_installed(package: str) -> bool:
         return True
     # A folder without __init__.py has no origin.
     places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    folders = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return any(Path(place).is_relative_to(folder) for place in places for folder in folders)
+    # By the folder's name, as a virtual environment may see the packages of the system, too; dist-packages is Debian's.
+    return any(not {"site-packages", "dist-packages"}.isdisjoint(Path(place).parts) for place in places)
 
 
 def _source_file(module: str) -> Path | None:
@@ -277,7 +303,7 @@ def _make_room(path: Path, temporary: Path) -> None:
     temporary.mkdir()
 
 
-def _finish(path: Path, output: Output, step: str, made_from: dict[str, Any], fingerprint: str) -> None:
+def _finish(path: Path, output: Output, step: str, ancestors: dict[str, dict[str, Any]]) -> None:
     files = {
         str(file.relative_to(output.path)): {"size_bytes": file.stat().st_size, "sha256": digest_file(file)}
         for file in sorted(output.path.rglob("*"))
@@ -285,11 +311,12 @@ def _finish(path: Path, output: Output, step: str, made_from: dict[str, Any], fi
     }
     manifest = Manifest(
         step=step,
-        fingerprint=fingerprint,
-        made_from=made_from,
+        fingerprint=output.fingerprint,
+        made_from=output.made_from,
         files=files,
         digest=digest_of(files),
         result=dataclasses.asdict(output.result),
+        ancestors=ancestors,
     )
     _write_durably(output.path / MANIFEST, json.dumps(dataclasses.asdict(manifest), indent=1, sort_keys=True))
     replace_directory(output.path, path)

@@ -8,11 +8,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("http://", "https://", "$")):
+        raise ValueError(f"must begin with http:// or https://, or be $NAME, received {text!r}")
+    return text
+
+
+def _secret(text: str) -> str:
+    if not (text.startswith("$") and text[1:].isidentifier()):
+        raise ValueError("is a secret: write $NAME, and put it into the environment variable NAME")
+    return text
+
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Pattern = Annotated[str, Field(min_length=1)]
+Address = Annotated[str, AfterValidator(_address)]
+Secret = Annotated[str, AfterValidator(_secret)]
 Split = Literal["train", "validation", "test"]
 
 TASK_METRICS: dict[str, tuple[str, ...]] = {
@@ -96,7 +111,10 @@ class DataConfig(Section):
     source: str = Field(
         "csv", description="csv, parquet, jsonl, tfrecord, image_folder, numpy, a sample set, or package.module:source."
     )
-    path: str | None = Field(None, description="File, folder or glob, relative to the working directory.")
+    path: str | None = Field(
+        None,
+        description="File, folder or glob, relative to the working directory, or below s3://bucket or gs://bucket.",
+    )
     args: dict[str, Any] = Field({}, description="Further arguments of the source.")
     label: str = Field("label", description="Column to predict.")
     task: Literal["binary", "multiclass", "regression"] = "multiclass"
@@ -413,6 +431,121 @@ class TrainConfig(Section):
         return self
 
 
+class Range(Section):
+    """Numbers from `low` to `high`, both included: whole ones if both are."""
+
+    low: int | float
+    high: int | float
+    step: Annotated[int | float, Field(gt=0)] | None = Field(
+        None, description="Distance of the numbers that are tried; default: 1 for whole numbers, any for others."
+    )
+    log: bool = Field(False, description="Draw the logarithm evenly, as for a learning rate.")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only whole numbers are tried."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @model_validator(mode="after")
+    def _holds_numbers(self) -> Range:
+        if self.low >= self.high:
+            raise ValueError(f"low must be below high, received {self.low} and {self.high}")
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ValueError("log needs low above 0 and no step")
+        if self.is_whole and isinstance(self.step, float):
+            raise ValueError(f"step of whole numbers must be whole, received {self.step}")
+        return self
+
+
+Candidates = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[list[Any], Field(min_length=2), Tag("choices")],
+    Discriminator(lambda value: "choices" if isinstance(value, list) else "range"),
+]
+
+
+class TuneConfig(Section):
+    """The search for settings of `train` and `model` that do better on the validation split (step `tune`)."""
+
+    trials: Annotated[int, Field(ge=0)] = Field(0, description="Models to train with settings of their own; 0: none.")
+    space: dict[str, Candidates] = Field(
+        {},
+        description="Setting, such as train.optimizer.learning_rate or model.args.dropout -> {low, high, step, log} or a "
+        "list of values. The settings as written are the first trial, if they are in it.",
+    )
+    metric: str | None = Field(None, description="Of the validation split. Default: that of the first threshold.")
+    sampler: Literal["tpe", "random", "grid"] = Field(
+        "tpe", description="tpe: learns from the trials before (Bergstra et al. 2011); grid: every combination in turn."
+    )
+    pruner: Literal["none", "median", "hyperband"] = Field(
+        "median",
+        description="Which trials end early. median: those that are worse than the median of the others after as many "
+        "epochs; hyperband: all but the best third, again and again (Li et al. 2018).",
+    )
+    parallel: Count = Field(1, description="Trials at a time, each in a process with its share of the CPUs.")
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="Start no trial after so many seconds.")
+    on_kubeflow: Literal["one_pod", "parallel_for"] = Field(
+        "one_pod", description="parallel_for: a pod for each trial, `parallel` at a time; none learns from another."
+    )
+    primary_metric: str = inherited("")
+    seed: int = inherited(0)
+    train: TrainConfig = inherited(TrainConfig())
+
+    @model_validator(mode="after")
+    def _has_something_to_search(self) -> TuneConfig:
+        if self.trials and not self.space:
+            raise ValueError("trials need a space, such as space: {train.optimizer.learning_rate: [0.001, 0.01]}")
+        return self
+
+    @model_validator(mode="after")
+    def _grid_is_finite(self) -> TuneConfig:
+        for path, candidates in self.space.items():
+            endless = isinstance(candidates, Range) and not candidates.is_whole and candidates.step is None
+            if self.sampler == "grid" and endless:
+                raise ValueError(f"sampler: grid needs a list of values, or a step, for '{path}'")
+        return self
+
+    @model_validator(mode="after")
+    def _pods_do_not_know_each_other(self) -> TuneConfig:
+        if self.on_kubeflow == "parallel_for":
+            if self.sampler == "tpe":
+                raise ValueError("on_kubeflow: parallel_for has no trials to learn from: use sampler: random or grid")
+            for name, needed in (("pruner", "none"), ("timeout_s", None)):
+                if getattr(self, name) != needed:
+                    raise ValueError(
+                        f"on_kubeflow: parallel_for runs every trial to its end: set {name}: {needed or 'null'}"
+                    )
+        return self
+
+
+class TrainingJobConfig(Section):
+    """A job of its own in which the train step's workers run; `training_job: tfjob` stands for `{kind: tfjob}`."""
+
+    kind: Literal["tfjob", "trainjob"] = Field(
+        description="tfjob: Training Operator v1; trainjob: Kubeflow Trainer v2, with the runtime of "
+        "`headrace manifests --target training`."
+    )
+    runtime: str = Field("tensorflow-distributed", description="trainjob: name of its ClusterTrainingRuntime.")
+    queue: str | None = Field(None, description="Kueue's LocalQueue that admits the job; default: none.")
+    pending_timeout_seconds: Annotated[int, Field(ge=0)] = Field(
+        1800,
+        description="For all workers to be placed on a node and to have their image; waiting in a queue is no part.",
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        3, description="Of any one worker; all go on from the last checkpoint each time."
+    )
+    deadline_seconds: Count | None = Field(None, description="After which the job is ended, done or not.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_its_kind_alone(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _runtime_has_a_reader(self) -> TrainingJobConfig:
+        _refuse_unread(self, ["runtime"] if self.kind == "tfjob" else [], "kind: tfjob")
+        return self
+
+
 class Threshold(Section):
     """A bound that the challenger must keep on the test split, as a whole and, if asked, in every slice."""
 
@@ -446,6 +579,7 @@ class EvaluateConfig(Section):
     thresholds: list[Threshold] = Field(min_length=1)
     champion: ChampionConfig | None = None
     champion_path: str = inherited("")
+    manifests: str | None = inherited(None)
     batch_size: Count = 1024
 
 
@@ -695,15 +829,68 @@ class VerifyConfig(Section):
         return self
 
 
+class CardConfig(Section):
+    """What the model card says that only the makers of a model know."""
+
+    intended_use: str = Field("", description="What it is for, and for whom.")
+    out_of_scope_use: str = Field("", description="What it must not be used for.")
+    ethical_considerations: str = ""
+    caveats: str = Field("", description="Where it fails, and what to do then.")
+
+
+class RegistryConfig(Section):
+    """A Kubeflow Model Registry (Hub), in which `push` records each version."""
+
+    url: str = Field(description="Its address, as in http://model-registry-service.kubeflow:8080.")
+    token_env: str | None = Field(None, description="Environment variable that holds the bearer token.")
+    destination_uri: str | None = Field(
+        None,
+        description="What push.destination is called elsewhere, as in pvc://models; default: as it is, or file://.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"must begin with http:// or https://, received {url!r}")
+        return url.rstrip("/")
+
+
+class TrackingConfig(Section):
+    """Where runs are recorded; `tracking: mlflow` stands for `tracking: {kind: mlflow}`."""
+
+    kind: Literal["mlflow"] = "mlflow"
+    uri: str | None = Field(None, description="Tracking server; default: the environment variable MLFLOW_TRACKING_URI.")
+    experiment: str | None = Field(None, description="Default: the name of the config.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_its_kind_alone(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+
 class PushConfig(Section):
     """Where a blessed and proven model goes (step `push`)."""
 
-    destination: str = Field("serving_models", description="Folder; the model lands in <destination>/<name>/<version>.")
+    destination: str = Field(
+        "serving_models",
+        description="Folder, s3://bucket/path or gs://bucket/path; the model lands in <destination>/<name>/<version>.",
+    )
     keep_versions: Annotated[int, Field(ge=2)] = Field(
         3, description="Newest versions kept, and those that get traffic; at least two, so that one can roll back."
     )
     name: str = inherited("")
     resolved_config: str = inherited("")
+    card: CardConfig = inherited(CardConfig())
+    registry: RegistryConfig | None = inherited(None)
+    manifests: str | None = inherited(None)
+
+    @field_validator("destination")
+    @classmethod
+    def _is_a_place_that_can_be_written(cls, destination: str) -> str:
+        if "://" in destination and not destination.startswith(("s3://", "gs://")):
+            raise ValueError(f"must be a folder, s3://bucket/path or gs://bucket/path, received {destination!r}")
+        return destination.rstrip("/") or "/"
 
 
 class DeployConfig(Section):
@@ -717,13 +904,25 @@ class DeployConfig(Section):
     servers: list[str] = Field(
         [], description="URLs of the servers; what they have counted so far is left out when the version is judged."
     )
+    manifests: str | None = Field(
+        None,
+        description="Folder that `headrace manifests` wrote, which changes instead of traffic.json with the versions.",
+    )
+    apply: bool = Field(False, description="Bring the manifests to the cluster, too: kubectl apply, docker compose up.")
+    overlay: Literal["production", "dev"] = Field("production", description="Which one of them, for plain Kubernetes.")
+
+    @model_validator(mode="after")
+    def _options_have_a_reader(self) -> DeployConfig:
+        _refuse_unread(self, [] if self.manifests else ["apply"], "manifests: null")
+        _refuse_unread(self, [] if self.apply else ["overlay"], "apply: false")
+        return self
 
 
 class AlarmConfig(Section):
     """What `headrace monitor` does at an alarm; the step in a pipeline only reports it."""
 
     command: list[str] = Field([], description="A program and its arguments; it reads monitor.json on standard input.")
-    webhook: str | None = Field(
+    webhook: Address | None = Field(
         None, description="URL to which the alarms are posted as JSON; $NAME: the environment variable that holds it."
     )
     retrain: Literal["local", "kfp"] | None = Field(
@@ -733,13 +932,6 @@ class AlarmConfig(Section):
     cool_down_seconds: Annotated[float, Field(ge=0)] = Field(
         86_400.0, description="Least time between two starts of each."
     )
-
-    @field_validator("webhook")
-    @classmethod
-    def _is_an_address(cls, webhook: str | None) -> str | None:
-        if webhook is not None and not webhook.startswith(("http://", "https://", "$")):
-            raise ValueError(f"must begin with http:// or https://, or be $NAME, received {webhook!r}")
-        return webhook
 
     @model_validator(mode="after")
     def _options_have_a_reader(self) -> AlarmConfig:
@@ -801,10 +993,63 @@ class MonitorConfig(Section):
         return self
 
 
+class EmailConfig(Section):
+    """A message by SMTP."""
+
+    host: str = Field(description="Mail server.")
+    port: Annotated[int, Field(ge=1, le=65535)] = 587
+    security: Literal["starttls", "tls", "none"] = Field("starttls", description="tls: from the start, as on port 465.")
+    user: str | None = None
+    password: Secret | None = Field(None, description="$NAME: the environment variable that holds it.")
+    sender: str
+    recipients: list[str] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _password_is_safe_and_has_a_user(self) -> EmailConfig:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("give both user and password, or neither")
+        if self.password is not None and self.security == "none":
+            raise ValueError("a password is not sent in the clear: use security: starttls or tls")
+        return self
+
+
+class NotifyConfig(Section):
+    """Who is told how a run ended: after `headrace run`, and by the task `summary` on Kubeflow."""
+
+    when: list[Literal["succeeded", "not_blessed", "failed", "cancelled"]] = Field(
+        ["succeeded", "not_blessed", "failed", "cancelled"], min_length=1, description="Which ends are told."
+    )
+    webhook: Address | None = Field(
+        None, description="URL to which the end is posted as JSON; $NAME: the environment variable that holds it."
+    )
+    slack: Secret | None = Field(
+        None,
+        description="$NAME: the environment variable that holds an incoming webhook of Slack, or of what takes such.",
+    )
+    email: EmailConfig | None = None
+    link: str | None = Field(
+        None, description="Where to look, told with it; {run_id} stands for the run's id, as in Kubeflow's UI."
+    )
+    name: str = inherited("")
+    min_slice_examples: int = inherited(1)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anyone is told."""
+        return any(target is not None for target in (self.webhook, self.slack, self.email))
+
+    @property
+    def variables(self) -> list[str]:
+        """The environment variables that it reads."""
+        mail = (self.email.user, self.email.password) if self.email else ()
+        return [value[1:] for value in (self.webhook, self.slack, *mail) if value and value.startswith("$")]
+
+
 SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "validate": ValidateConfig,
     "transform": TransformConfig,
+    "tune": TuneConfig,
     "train": TrainConfig,
     "evaluate": EvaluateConfig,
     "optimize": OptimizeConfig,
@@ -814,4 +1059,5 @@ SECTIONS: dict[str, type[Section]] = {
     "push": PushConfig,
     "deploy": DeployConfig,
     "monitor": MonitorConfig,
+    "notify": NotifyConfig,
 }

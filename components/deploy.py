@@ -6,10 +6,12 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from components import artifacts
+from components import artifacts, object_store
 from components.config import DeployConfig
 from components.errors import DataError
 from serving.errors import ServingError
+from serving.rollout.places import ManifestFolder, Place, VersionFolder
+from serving.rollout.readings import ServerPages
 from serving.rollout.rollout import Rollout
 from serving.traffic import Traffic
 
@@ -35,32 +37,53 @@ def deploy(*, pushed: Path, deployed: Path, config: DeployConfig) -> DeployResul
     """Put the pushed version on trial with a share of the requests, or give it all of them.
 
     A version that is the stable one already, or on trial with this share, is left alone; so is a folder without
-    `traffic.json` when all requests are to go to its newest version, for that is what servers do by themselves.
-    `headrace promote` and `headrace rollback` end a trial.
+    `traffic.json` when all requests are to go to its newest version, for that is what servers do by themselves. Manifests
+    are applied all the same, in case that failed before. `headrace promote` and `headrace rollback` end a trial.
 
     Args:
         pushed: Artifact of `push`.
         deployed: Where the artifact is written: `traffic.json` as it is from now on.
-        config: The share, and the servers whose metrics are read.
+        config: The share, the servers whose metrics are read, the manifests if they say what is served.
 
     Raises:
-        DataError: Another version is on trial, or a server's metrics cannot be read.
+        DataError: Another version is on trial, a server's metrics cannot be read, the manifests are not what was written or
+            cannot be applied.
     """
     record = artifacts.open_artifact(pushed, step="push").result
     version = record["version"]
-    with artifacts.writing(deployed, step="deploy", inputs={"pushed": pushed}, config=config) as out:
+    base_path, _, _ = record["version_path"].rpartition("/")
+    with (
+        artifacts.writing(deployed, step="deploy", inputs={"pushed": pushed}, config=config) as out,
+        object_store.base_path(base_path) as base,
+    ):
         try:
-            rollout = Rollout(Path(record["version_path"]).parent, record["model_name"])
-            traffic = rollout.traffic()
-            if traffic is None and config.canary_share == 1 and version == rollout.versions()[-1]:
+            place = _place(base, record["model_name"], config)
+            traffic = place.traffic()
+            is_newest = config.manifests is None and version == (place.versions() or [version])[-1]
+            if traffic is None and config.canary_share == 1 and is_newest:
                 traffic = Traffic(version)
             elif traffic is None or not _is_done(traffic, version, config.canary_share):
-                traffic = rollout.deploy(version, config.canary_share, config.servers)
+                if object_store.is_uri(base_path) and config.manifests is None:
+                    raise DataError(
+                        f"deploy: {base_path} has traffic.json, or a newer version than {version}, and traffic is divided "
+                        "in folders only. Change it there by hand, or set deploy.manifests."
+                    )
+                source = ServerPages(config.servers) if config.servers else None
+                traffic = Rollout(place).deploy(version, config.canary_share, source)
+            else:
+                place.apply()
         except ServingError as error:
             raise DataError(f"deploy: {error.message}.") from error
         (out.path / "traffic.json").write_text(json.dumps(asdict(traffic)) + "\n")
         out.result = DeployResult(version, **asdict(traffic))
     return out.result
+
+
+def _place(base_path: Path, model_name: str, config: DeployConfig) -> Place:
+    if config.manifests is None:
+        return VersionFolder(base_path, model_name)
+    overlay = config.overlay if config.apply else None
+    return ManifestFolder(Path(config.manifests), base_path=base_path, overlay=overlay)
 
 
 def _is_done(traffic: Traffic, version: int, canary_share: float) -> bool:

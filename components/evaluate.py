@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from components import artifacts, metrics, model_files
+from components import artifacts, metrics, model_files, object_store
 from components.config import EvaluateConfig, Threshold
 from components.errors import ConfigError, HeadraceError, did_you_mean
 from components.examples import MISSING_INT, check_slices, read_arrays
@@ -22,6 +22,7 @@ from components.preprocessing import Preprocessing
 Metrics = dict[str, float]
 SPLITS = ("train", "validation", "test")
 FILE = "evaluation.json"
+_MOST_CLASSES = 50
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class EvaluateResult:
         blessed: Whether every check passed.
         reasons: One line a check, `passed: ...` or `failed: ...`.
         primary_metric: The metric of the first threshold.
+        confusion_matrix: The test split's: `classes`, and `rows` of them by answers; None for regression and where there
+            are too many classes to look at.
+        roc_curve: The test split's, as `metrics.roc_curve` gives it; None for regression.
     """
 
     metrics: dict[str, dict[str, float | None]]
@@ -46,6 +50,8 @@ class EvaluateResult:
     blessed: bool
     reasons: list[str]
     primary_metric: str
+    confusion_matrix: dict[str, Any] | None = None
+    roc_curve: list[tuple[float, float, float]] | None = None
 
 
 def evaluate(
@@ -111,7 +117,20 @@ class _Evaluation:
             blessed=all(reason.startswith("passed") for reason in reasons),
             reasons=reasons,
             primary_metric=primary,
+            **self._curves(),
         )
+
+    def _curves(self) -> dict[str, Any]:
+        """What is drawn of a classification."""
+        if self.task == "regression":
+            return {}
+        labels, answers = self.labels["test"], self.answers["test"]
+        curves: dict[str, Any] = {"roc_curve": metrics.roc_curve(labels, answers)}
+        if answers.shape[1] <= _MOST_CLASSES:
+            names = [str(name) for name in self.preprocessing.classes]
+            rows = metrics.confusion_matrix(labels, answers)
+            curves["confusion_matrix"] = {"classes": names, "rows": rows}
+        return curves
 
     def _slices(self) -> Iterator[dict[str, Any]]:
         for feature in self.config.slices:
@@ -149,10 +168,11 @@ class _Evaluation:
         if self.config.champion is None:
             return None
         digest = artifacts.read_manifest(self._model_path).digest
-        path = find_champion(Path(self.config.champion_path), other_than=digest)
-        if path is None:
-            return None
-        answers = ask_saved_model(path, self.raw["test"], self.preprocessing)
+        with object_store.base_path(self.config.champion_path) as base:
+            path = find_champion(base, other_than=digest, manifests=self.config.manifests)
+            if path is None:
+                return None
+            answers = ask_saved_model(path, self.raw["test"], self.preprocessing)
         values = metrics.compute(self.task, self.labels["test"], answers)
         return {"version": path.name, "metrics": metrics.jsonable(values)}
 

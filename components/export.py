@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from components import artifacts, formats, model_files, progress
 from components.config import ExportConfig
-from components.examples import parse, read_batches
+from components.convert import WARMUP_BATCH, Converter
+from components.examples import parse
 from components.formats.network import tables_of
 from components.preprocessing import Preprocessing
-from models import quantization
-
-_WARMUP_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,7 @@ def export(
     compressed: Path,
     exported: Path,
     config: ExportConfig,
+    converted: Sequence[Path] = (),
 ) -> ExportResult:
     """Write every form into one artifact, beside the list of them.
 
@@ -60,6 +57,7 @@ def export(
         exported: Where the artifact is written: `saved_model/`, a folder for each other kind, a picture of
             the ONNX graph, `formats.json`.
         config: The forms.
+        converted: Artifacts of `convert`; a form that one of them holds is not converted again.
 
     Raises:
         HeadraceError: a converter cannot take the model; the message names the operation.
@@ -76,16 +74,14 @@ def export(
     for path, step in zip(inputs.values(), steps, strict=True):
         artifacts.open_artifact(path, step=step)
     with artifacts.writing(exported, step="export", inputs=inputs, config=config) as out:
-        preprocessing = Preprocessing.load(transform)
-        is_trained = config.model == "trained"
-        network = quantization.in_float(model_files.load_model(model if is_trained else optimized))
+        converter = Converter(examples, transform, model, optimized, config)
+        preprocessing = converter.preprocessing
         progress.report("writing the SavedModel")
-        raw = _held_out(examples, preprocessing, config)
-        write_saved_model(preprocessing, network, out.path / "saved_model", config, raw)
+        write_saved_model(preprocessing, converter.network, out.path / "saved_model", config, converter.raw)
         shutil.copy2(statistics / "schema.yaml", out.path / "saved_model" / formats.EXTRAS / "schema.yaml")
-        is_exact = is_trained and config.weights_dtype == "float32"
+        is_exact = converter.is_trained and config.weights_dtype == "float32"
         forms = [formats.Format("saved_model", "saved_model", "raw", exact=is_exact)]
-        forms += _convert(formats.Core(preprocessing, network), preprocessing, raw, config, out.path)
+        forms += _float32_forms(converter, converted, out.path)
         forms += _take_along(compressed, out.path)
         formats.write_formats(forms, out.path)
         out.result = ExportResult(
@@ -130,11 +126,17 @@ def write_saved_model(
         regress=name if output.task == "regression" else None,
         features=config.features,
         weights_dtype=config.weights_dtype,
-        parse=lambda serialized: parse(serialized, preprocessing.info, with_label=False),
+        parse=lambda serialized: _raw_features(serialized, preprocessing),
         others={"transform": preprocessing},
         examples=raw,
-        warmup=[*singles, {k: v[:_WARMUP_BATCH] for k, v in raw.items()}] if singles else [],
+        warmup=[*singles, {k: v[:WARMUP_BATCH] for k, v in raw.items()}] if singles else [],
     )
+
+
+def _raw_features(serialized: tf.Tensor, preprocessing: Preprocessing) -> dict[str, tf.Tensor]:
+    """Those that the model reads; Examples may hold others, as the training data may."""
+    features = parse(serialized, preprocessing.info, with_label=False)
+    return {name: features[name] for name in preprocessing.raw_inputs}
 
 
 class _Served(formats.Network):
@@ -151,43 +153,20 @@ class _Served(formats.Network):
         self.tables_ += tables_of(inner for each in preprocessing.layers.values() for inner in each._flatten_layers())
 
 
-def _held_out(examples: Path, preprocessing: Preprocessing, config: ExportConfig) -> formats.Arrays:
-    """Raw features of some test examples, drawn by the seed."""
-    batch = next(read_batches(examples, "test"))
-    order = np.random.default_rng(config.seed).permutation(len(batch[preprocessing.info.label]))
-    rows = order[: max(config.num_warmup_examples, _WARMUP_BATCH)]
-    return {name: batch[name][rows] for name in preprocessing.raw_inputs}
-
-
-# Value of export.formats -> name, file, and how it is written.
-_FORMS: dict[str, tuple[str, str, Callable[..., formats.Conversion]]] = {
-    "tflite": ("tflite_float32", "tflite/model_float32.tflite", formats.convert_tflite),
-    "onnx": ("onnx", "onnx/model.onnx", formats.convert_onnx),
-    "openvino": ("openvino", "openvino/model.xml", formats.convert_openvino),
-    "coreml": ("coreml", "coreml/model.mlpackage", formats.convert_coreml),
-    "tensorrt": ("tensorrt", "tensorrt/float32", formats.convert_tensorrt),
-}
-
-
-def _convert(
-    core: formats.Core, preprocessing: Preprocessing, raw: formats.Arrays, config: ExportConfig, directory: Path
-) -> Iterator[formats.Format]:
-    """Write the other float32 forms, with the names of the classes where the format has a place for them."""
-    examples = core.feed(preprocessing, raw)
-    for kind in config.formats:
-        name, path, convert = _FORMS[kind]
-        progress.report(f"converting to {kind}")
-        (directory / path).parent.mkdir()
-        options: dict[str, Any] = {"opset": config.onnx_opset} if kind == "onnx" else {}
-        if kind != "tflite":
-            options["metadata"] = {"labels": preprocessing.classes}
-        done = convert(core, directory / path, examples=examples, **options)
-        for note in done.notes:
-            progress.report(f"{name}: {note}")
-        if kind == "onnx":
-            (directory / "pictures").mkdir()
-            formats.draw_onnx(directory / path, directory / "pictures/onnx.svg")
-        yield formats.Format(name, path, core.inputs, exact=config.model == "trained")
+def _float32_forms(converter: Converter, converted: Sequence[Path], directory: Path) -> Iterator[formats.Format]:
+    """Write the other float32 forms, or take along those that were made already."""
+    made = {str(artifacts.open_artifact(path, step="convert").result["kind"]): path for path in converted}
+    for kind in converter.config.formats:
+        if kind in made:
+            shutil.copytree(
+                made[kind], directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(artifacts.MANIFEST)
+            )
+            notes = artifacts.read_manifest(made[kind]).result["notes"]
+        else:
+            notes = converter.convert(kind, directory)
+        for note in notes:
+            progress.report(f"{converter.form(kind).name}: {note}")
+        yield converter.form(kind)
 
 
 def _take_along(compressed: Path, directory: Path) -> list[formats.Format]:

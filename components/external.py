@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from components import object_store
+from components.config import DataConfig
 from components.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,12 +30,14 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
     """The outside state that `step` depends on, as JSON-able values; empty for most steps."""
     settings: Any = config
     if step == "ingest":
-        return {"data": digest_data(settings.path, "data.path")}
+        return {"data": _data_digest(settings)}
     if step == "validate":
         return {"schema": digest_data(settings.schema_path, "validate.schema_path")}
     if step == "evaluate":
-        champion = find_champion(Path(settings.champion_path), other_than=_model_digest(inputs["model"]))
-        return {"champion": champion and champion_digest(champion)}
+        with object_store.base_path(settings.champion_path) as base:
+            digest = _model_digest(inputs["model"])
+            champion = find_champion(base, other_than=digest, manifests=settings.manifests)
+            return {"champion": champion and champion_digest(champion)}
     if step == "monitor":
         return {
             "request_log": _log_digest(settings.request_log),
@@ -45,9 +49,14 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
 def why_unknown(step: str, config: BaseModel) -> str | None:
     """Why nobody can tell whether a step's outside state has changed, so that it runs each time; `None` if one can."""
     settings: Any = config
-    if step == "ingest" and ":" in settings.source and digest_data(settings.path, "data.path") is None:
+    if step == "ingest" and ":" in settings.source and _data_digest(settings) is None:
         return f"source {settings.source} reads no file of data.path, so it is asked again"
     return None
+
+
+def _data_digest(config: DataConfig) -> str | None:
+    in_store = object_store.is_uri(config.path)
+    return object_store.data_digest(config) if in_store else digest_data(config.path, "data.path")
 
 
 def digest_data(path: str | None, setting: str) -> str | None:
@@ -122,25 +131,30 @@ def versions(base_path: Path) -> list[int]:
     return sorted(int(d.name) for d in base_path.iterdir() if d.name.isdigit() and (d / "saved_model.pb").is_file())
 
 
-def traffic_of(base_path: Path) -> Traffic | None:
+def traffic_of(base_path: Path, manifests: str | None = None) -> Traffic | None:
     """How the requests for a pushed model are divided, or None while the server's version policy decides.
+
+    Args:
+        base_path: The folder of its versions.
+        manifests: The folder of manifests that say so, as in `deploy.manifests`; None: traffic.json among the versions.
 
     Raises:
         DataError: the file that says so is broken.
     """
     from serving.errors import ServingError
+    from serving.rollout.places import ManifestFolder
     from serving.traffic import read_traffic
 
     try:
-        return read_traffic(base_path)
+        return read_traffic(base_path) if manifests is None else ManifestFolder(Path(manifests)).traffic()
     except ServingError as error:
         raise DataError(f"{error.message}. Mend it, or take it away.") from error
 
 
-def find_champion(base_path: Path, *, other_than: str) -> Path | None:
+def find_champion(base_path: Path, *, other_than: str, manifests: str | None = None) -> Path | None:
     """The version that gets the traffic, else the newest pushed one; never the model `other_than` itself."""
     numbers = versions(base_path)
-    traffic = traffic_of(base_path)
+    traffic = traffic_of(base_path, manifests)
     if traffic is not None and traffic.stable in numbers:
         numbers.append(traffic.stable)
     for number in reversed(numbers):
@@ -151,7 +165,7 @@ def find_champion(base_path: Path, *, other_than: str) -> Path | None:
 
 def why_gone(step: str, result: Mapping[str, Any]) -> str | None:
     """Why a whole artifact no longer holds: what its step did outside the artifacts has been undone. `None` if it holds."""
-    if step == "push" and not (Path(result["version_path"]) / "saved_model.pb").is_file():
+    if step == "push" and not object_store.has_file(result["version_path"], "saved_model.pb"):
         return f"the pushed model {result['version_path']} is gone"
     return None
 

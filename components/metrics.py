@@ -69,6 +69,45 @@ def area_under_roc(labels: np.ndarray, scores: np.ndarray) -> float:
     return float((rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
 
 
+def roc_curve(labels: np.ndarray, probabilities: np.ndarray, num_points: int = 101) -> list[tuple[float, float, float]]:
+    """Points of the ROC curve, from (0, 0) to (1, 1), at most so many, evenly along it.
+
+    With two classes it is that of the second; with more, each is told from the others and all pairs of example and class
+    are taken together (micro average).
+
+    Args:
+        labels: Class ids `(num_examples,)`.
+        probabilities: `(num_examples, num_classes)`.
+        num_points: Most points.
+
+    Returns:
+        `(threshold, false positive rate, true positive rate)` each; none where the labels are all of one class.
+    """
+    num_classes = probabilities.shape[1]
+    positive = (labels[:, None] == np.arange(num_classes))[:, 1 if num_classes == 2 else 0 :].ravel()
+    scores = probabilities[:, 1 if num_classes == 2 else 0 :].ravel().astype(np.float64)
+    if positive.all() or not positive.any():
+        return []
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    true_positives = np.cumsum(positive[order])[ends]
+    false_positives = ends + 1 - true_positives
+    rates = np.stack([false_positives / false_positives[-1], true_positives / true_positives[-1]], axis=1)
+    # The highest threshold is one that no score reaches.
+    thresholds = np.append(np.nextafter(scores.max(), np.inf), scores[order][ends])
+    rates = np.concatenate([np.zeros((1, 2)), rates])
+    kept = np.unique(np.searchsorted(rates.sum(axis=1), np.linspace(0, 2, num_points)).clip(max=len(rates) - 1))
+    return [(float(thresholds[i]), float(rates[i, 0]), float(rates[i, 1])) for i in kept]
+
+
+def confusion_matrix(labels: np.ndarray, probabilities: np.ndarray) -> list[list[int]]:
+    """How many examples of each class (row) got each answer (column)."""
+    num_classes = probabilities.shape[1]
+    pairs = np.bincount(labels * num_classes + probabilities.argmax(axis=1), minlength=num_classes**2)
+    rows: list[list[int]] = pairs.reshape(num_classes, num_classes).tolist()
+    return rows
+
+
 def top1_agreement(reference: np.ndarray, answers: np.ndarray) -> float:
     """Share of examples with the same class; for regression, of values within 1 % of the reference's spread."""
     if reference.ndim == 1:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.local import NOT_BLESSED, SUMMARY, write_whole
+from pipelines.notify import post
 
 if TYPE_CHECKING:
     from components.config import AlarmConfig
 
 STATE = "alarms.json"
-_WEBHOOK_SECONDS = 30
 _RUNNERS = {"local": "pipelines.local", "kfp": "pipelines.submit"}
 # A retraining counts from its start: one that fails must not be started again at every look.
 _FROM_THE_START = "retrain"
@@ -126,21 +123,6 @@ def _post(url: str, report: dict[str, Any]) -> None:
         OSError: there is no answer, or it is no success.
         ValueError: the environment variable is not set, or the URL is none.
     """
-    name = url.removeprefix("$")
-    if name != url and not (url := os.environ.get(name, "")):
-        raise ValueError(f"the environment variable {name} holds no URL")
     alarms = [f"{each['kind']} of {each['name']}" for each in report["alarms"]]
     text = f"{report['model']}: {len(alarms)} alarms: {', '.join(dict.fromkeys(alarms))}"
-    fields = {name: report[name] for name in ("model", "time_seconds", "status", "alarms")}
-    request = urllib.request.Request(
-        url,
-        data=json.dumps({"text": text, **fields}).encode(),
-        headers={"Content-Type": "application/json"},
-        method="POST",
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=_WEBHOOK_SECONDS):
-            pass
-    except urllib.error.HTTPError as error:
-        with error:
-            raise OSError(f"the webhook answered {error.code} {error.reason}") from error
+    post(url, {"text": text, **{name: report[name] for name in ("model", "time_seconds", "status", "alarms")}})

@@ -11,19 +11,27 @@ import click
 from components.errors import did_you_mean
 
 COMMANDS = {
+    "init": ("pipelines.init:main", "Make a new project with its own config, data source and model."),
     "run": ("pipelines.local:main", "Run every step on this machine."),
     "compile": ("pipelines.compile:main", "Write the Kubeflow pipeline of a config as YAML."),
-    "submit": ("pipelines.submit:main", "Send a pipeline to a Kubeflow Pipelines API."),
+    "submit": ("pipelines.submit:main", "Start a run on Kubeflow Pipelines, now or by cron."),
+    "diff": ("pipelines.diff:main", "Say in what two Kubeflow pipelines differ."),
+    "replay": ("pipelines.replay:main", "Run a step of an earlier run again, here."),
+    "image": ("pipelines.image:main", "Build the container image that steps, trainer and server run in."),
+    "katib": ("pipelines.katib:main", "Write the search of a config as a Katib Experiment."),
     "serve": ("serving.__main__:main", "Serve a pushed model over gRPC and REST."),
     "manifests": ("pipelines.manifests:main", "Write what puts a pushed model on Kubernetes, KServe or compose."),
     "deploy": ("serving.rollout.commands:deploy", "Put a pushed version on trial, with a share of the requests."),
     "promote": ("serving.rollout.commands:promote", "Give the version on trial all requests."),
     "rollback": ("serving.rollout.commands:rollback", "Take back the version on trial, or go back to the one before."),
     "monitor": ("pipelines.monitor:main", "Compare what a pushed model is asked with what it was trained on."),
+    "lineage": ("pipelines.lineage:main", "Say where a pushed model comes from, and check its digests."),
     "predict": ("serving.client.commands:predict", "Ask a served model."),
     "client": ("serving.client.commands:main", "Ask it for more: status, metadata, classify, wait, reload."),
     "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
 }
+
+_HELP = ["-h", "--help"]
 
 
 class LazyGroup(click.Group):
@@ -67,7 +75,7 @@ def _call(target: str, arguments: list[str], command_path: str) -> Any:
     module_name, _, attribute = target.partition(":")
     function = getattr(importlib.import_module(module_name), attribute)
     if isinstance(function, click.Command):
-        return function.main(arguments, prog_name=command_path)
+        return function.main(arguments, prog_name=command_path, help_option_names=_HELP)
     raise SystemExit(function(arguments))
 
 
@@ -84,7 +92,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyGroup, context_settings={"help_option_names": _HELP})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
 def main() -> None:
     """From raw data to a served, monitored Keras model."""

@@ -7,7 +7,7 @@ each file in configs/.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import click
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from components.config import (
+    CardConfig,
     CompressConfig,
     DataConfig,
     DeployConfig,
@@ -22,11 +23,15 @@ from components.config import (
     ExportConfig,
     ModelConfig,
     MonitorConfig,
+    NotifyConfig,
     OptimizeConfig,
     PushConfig,
+    RegistryConfig,
     Section,
+    TrackingConfig,
     TrainConfig,
     TransformConfig,
+    TuneConfig,
     ValidateConfig,
     VerifyConfig,
     inherited_fields,
@@ -35,8 +40,11 @@ from components.errors import ConfigError
 from components.plugins import CALLBACKS, MODELS, SOURCES
 from pipelines import config_problems, yaml_text
 from pipelines.config_sources import Settings, read_settings
+from pipelines.kubeflow_config import KubeflowConfig
 
 DEFAULT = Path("configs/chicago_taxi.yaml")
+# Sections that say how a run goes, not what it makes: no step follows from them.
+_ABOUT_RUNS = ("notify", "kubeflow")
 _PROJECT = Path(__file__).resolve().parent.parent
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -53,6 +61,7 @@ class PipelineConfig(Section):
     validate_: ValidateConfig = Field(ValidateConfig(), alias="validate")
     transform: TransformConfig = TransformConfig()
     model: ModelConfig = ModelConfig()
+    tune: TuneConfig = TuneConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig
     optimize: OptimizeConfig = OptimizeConfig()
@@ -62,6 +71,11 @@ class PipelineConfig(Section):
     push: PushConfig = PushConfig()
     deploy: DeployConfig = DeployConfig()
     monitor: MonitorConfig = MonitorConfig()
+    notify: NotifyConfig = NotifyConfig()
+    kubeflow: KubeflowConfig = KubeflowConfig()
+    card: CardConfig = CardConfig()
+    registry: RegistryConfig | None = None
+    tracking: TrackingConfig | None = None
 
     @model_validator(mode="after")
     def _inherited_fields_are_set_at_the_top(self) -> PipelineConfig:
@@ -69,6 +83,20 @@ class PipelineConfig(Section):
             config = self.section(section)
             for field in set(inherited_fields(type(config))) & config.model_fields_set:
                 raise ValueError(f"{section}.{field} is set from the top of the file: write '{field}:' there instead")
+        return self
+
+    @model_validator(mode="after")
+    def _trials_have_a_folder(self) -> PipelineConfig:
+        if self.deploy.canary_share < 1 and self.deploy.manifests is None and "://" in self.push.destination:
+            raise ValueError("deploy.canary_share below 1 needs deploy.manifests, or a folder as push.destination")
+        return self
+
+    @model_validator(mode="after")
+    def _a_training_job_has_workers(self) -> PipelineConfig:
+        if self.kubeflow.training_job and (self.train.strategy != "multi_worker" or (self.train.num_workers or 0) < 2):
+            raise ValueError(
+                "kubeflow.training_job needs train.strategy: multi_worker and train.num_workers, at least 2"
+            )
         return self
 
     def section(self, name: str) -> Section:
@@ -84,14 +112,18 @@ class PipelineConfig(Section):
             "seed": self.seed,
             "task": self.data.task,
             "model": self.model,
+            "card": self.card,
+            "registry": self.registry,
             "train": self.train.model_copy(update={"seed": self.seed, "model": self.model}),
             "champion_path": f"{self.push.destination}/{self.name}",
+            "manifests": self.deploy.manifests,
             "primary_metric": self.evaluate.thresholds[0].metric,
             "slice_features": self.evaluate.slices,
+            "min_slice_examples": self.evaluate.min_slice_examples,
             "text_features": [op.input or name for name, op in self.transform.features.items() if op.op == "text"],
         }
         if "resolved_config" in fields:
-            values["resolved_config"] = resolved(self)
+            values["resolved_config"] = resolved(self, without=_ABOUT_RUNS)
         return config.model_copy(update={field: values[field] for field in fields})
 
 
@@ -99,7 +131,7 @@ def _sections() -> list[str]:
     return [
         field.alias or name
         for name, field in PipelineConfig.model_fields.items()
-        if name not in ("name", "seed", "model")
+        if name not in ("name", "seed", "model", "registry", "tracking")
     ]
 
 
@@ -117,7 +149,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> PipelineConf
         >>> load_config("configs/chicago_taxi.yaml", ["train.epochs=3"]).train.epochs
         3
     """
-    return validated(read_settings(Path(path), overrides), PipelineConfig)
+    settings = read_settings(Path(path), overrides)
+    config = validated(settings, PipelineConfig)
+    if problems := list(config_problems.of_search_space(config.step_config("tune"))):
+        raise ConfigError(_all_of(problems, settings))
+    return config
 
 
 def validated(settings: Settings, root: type[Config]) -> Config:
@@ -162,21 +198,29 @@ def split_given(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def default_config_path() -> Path:
-    """configs/chicago_taxi.yaml of the working directory, or else of the project this code belongs to.
+    """The only file in configs/, as in a project of one's own, or configs/chicago_taxi.yaml: here, or where this code is.
 
     Raises:
-        ConfigError: neither is there.
+        ConfigError: there is none, or it is not clear which.
     """
-    for path in (DEFAULT, _PROJECT / DEFAULT):
+    here = sorted(DEFAULT.parent.glob("*.yaml"))
+    if len(here) > 1 and DEFAULT not in here:
+        raise ConfigError(f"No config was given and there are several here. Give one of {', '.join(map(str, here))}.")
+    for path in (DEFAULT, *here, _PROJECT / DEFAULT):
         if path.is_file():
             return path
     raise ConfigError(f"No config was given and there is no {DEFAULT} here. Give the path of a YAML file.")
 
 
-def resolved(config: PipelineConfig) -> str:
-    """Every setting, defaults included, as YAML that `load_config` reads back to the same configuration."""
-    tree = config.model_dump(mode="json", by_alias=True)
-    for section in _sections():
+def resolved(config: PipelineConfig, *, without: Collection[str] = ()) -> str:
+    """Every setting, defaults included, as YAML that `load_config` reads back to the same configuration.
+
+    Args:
+        config: The whole configuration.
+        without: Sections to leave out.
+    """
+    tree = config.model_dump(mode="json", by_alias=True, exclude=set(without))
+    for section in set(_sections()) - set(without):
         for field in inherited_fields(type(config.section(section))):
             del tree[section][field]
     return yaml_text.dump(tree)
@@ -191,6 +235,8 @@ def json_schema() -> dict[str, Any]:
         properties = definition.get("properties", {})
         for name in [name for name, field in properties.items() if field.get("inherited")]:
             del properties[name]
+    schema["properties"]["tracking"]["anyOf"].append({"const": "mlflow"})
+    schema["$defs"]["KubeflowConfig"]["properties"]["training_job"]["anyOf"].append({"enum": ["tfjob", "trainjob"]})
     named = (("DataConfig", "source", SOURCES), ("ModelConfig", "name", MODELS), ("CallbackConfig", "name", CALLBACKS))
     for definition, field, table in named:
         schema["$defs"][definition]["properties"][field]["anyOf"] = [
@@ -200,9 +246,14 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
+def schema_text() -> str:
+    """The JSON Schema as its file holds it."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
 def golden_files(project: Path = _PROJECT) -> dict[Path, str]:
     """The files that follow from the classes and configs of a project, with what they should hold."""
-    files = {project / "configs/schema.json": json.dumps(json_schema(), indent=2) + "\n"}
+    files = {project / "configs/schema.json": schema_text()}
     for path in sorted((project / "configs").glob("*.yaml")):
         files[project / f"tests/golden/{path.stem}.resolved.yaml"] = resolved(load_config(path))
     return files
@@ -216,10 +267,18 @@ def _all_of(problems: Sequence[config_problems.Problem], settings: Settings) -> 
 
 
 @click.command()
-@click.option("--write-golden", is_flag=True, required=True, help="Write configs/schema.json and tests/golden/.")
-def main(write_golden: bool) -> None:
-    """Write the files that tests compare with."""
-    for path, text in golden_files().items():
+@click.option("--write-golden", is_flag=True, help="Write what tests compare with: configs/schema.json, tests/golden/.")
+@click.option(
+    "--write-schema", type=click.Path(path_type=Path), help="Write the JSON Schema, for editors, to this file."
+)
+def main(write_golden: bool, write_schema: Path | None) -> None:
+    """Write files that follow from the classes of the configuration."""
+    files = golden_files() if write_golden else {}
+    if write_schema is not None:
+        files[write_schema] = schema_text()
+    if not files:
+        raise click.UsageError("Give --write-golden or --write-schema.")
+    for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         click.echo(path)

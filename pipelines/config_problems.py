@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import reprlib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from components import plugins
-from components.config import REFUSED_CALLBACKS, TASK_METRICS, inherited_fields
+from components import plugins, search_space
+from components.config import REFUSED_CALLBACKS, TASK_METRICS, Range, TrainConfig, TuneConfig, inherited_fields
 from components.errors import ConfigError, did_you_mean
 
 _NAMED = (("data", "source", plugins.SOURCES), ("model", "name", plugins.MODELS))
@@ -29,6 +30,15 @@ _MOVED = {
     "verify.max_abs_difference": "verify.exact.max_abs_difference",
     "verify.min_top1_agreement": "verify.exact.min_top1_agreement",
 }
+_NOT_TUNED = {
+    "model.name": "the arguments of one model are not those of another; compare them in runs of their own",
+    "train.callbacks": "their code is part of what the search follows from",
+    "train.strategy": "the devices are set up once",
+    "train.num_devices": "the devices are set up once",
+    "train.num_workers": "the devices are set up once",
+}
+# Values of one setting; of a longer range the ends.
+_MOST_TRIED = 100
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 60
 _repr.maxdict = 2
@@ -72,6 +82,8 @@ def before_validation(tree: dict[str, Any], root: type[BaseModel]) -> list[Probl
         for field in set(inherited_fields(section)) & set(_mapping(tree.get(name))):
             del tree[name][field]
             problems.append(Problem((name, field), f"this is set at the top of the file: write '{field}:' there"))
+    if isinstance(tune := tree.get("tune"), dict) and isinstance(space := tune.get("space"), dict):
+        tune["space"] = dict(_dotted(space))
     return [*problems, *_unknown_names(tree), *_unknown_metrics(tree), *_only_for_classes(tree)]
 
 
@@ -81,6 +93,64 @@ def of_validation(error: ValidationError, tree: Mapping[str, Any], root: type[Ba
         received = details["input"]
         if not (isinstance(received, float) and not math.isfinite(received)):
             yield _in_words(details, _place(details["loc"], root), root)
+
+
+def of_search_space(tune: TuneConfig) -> Iterator[Problem]:
+    """What no trial of a search could be trained with, found by trying every value, and the ends of any two ranges."""
+    paths = [".".join(("train", *path)) for path in _all_paths(TrainConfig)]
+    misplaced = {path: message for path in tune.space if (message := _why_not_to_be_tuned(path, tune.space, paths))}
+    yield from (_of_space(path, message) for path, message in misplaced.items())
+    if misplaced:
+        return
+    first = {path: search_space.ends_of(candidates)[0] for path, candidates in tune.space.items()}
+    refused = set()
+    for path, candidates in tune.space.items():
+        values = search_space.values_of(candidates)
+        for value in search_space.ends_of(candidates) if values is None or len(values) > _MOST_TRIED else values:
+            if message := _why_refused(tune.train, first, {path: value}):
+                refused.add(path)
+                yield _of_space(path, message)
+    for one, other in itertools.combinations([path for path in tune.space if path not in refused], 2):
+        for pair in itertools.product(*(search_space.ends_of(tune.space[path]) for path in (one, other))):
+            if message := _why_refused(tune.train, first, dict(zip((one, other), pair, strict=True))):
+                yield _of_space(other, message)
+
+
+def _of_space(path: str, message: str) -> Problem:
+    return Problem(("tune", "space", path), message)
+
+
+def _why_not_to_be_tuned(path: str, space: Mapping[str, Any], known: Sequence[str]) -> str | None:
+    if path in _NOT_TUNED:
+        return f"this cannot differ from trial to trial: {_NOT_TUNED[path]}"
+    if above := next((other for other in space if path.startswith(f"{other}.")), None):
+        return f"this is a part of '{above}', which is in the space, too: leave out one of them"
+    if path.startswith("model.args.") and all(path.split(".")):
+        return None
+    if path in known:
+        return None
+    if path.partition(".")[0] not in ("train", "model"):
+        return "only settings of train and model are tuned: the data is prepared once, before the trials"
+    return f"there is no such setting.{did_you_mean(path, [*known, 'model.args.'])}"
+
+
+def _why_refused(train: TrainConfig, others: Mapping[str, Any], tried: Mapping[str, Any]) -> str | None:
+    try:
+        search_space.with_settings(train, {**others, **tried})
+    except ValidationError as error:
+        problem = next(of_validation(error, {}, TrainConfig))
+        values = " and ".join(f"{path} {value!r}" for path, value in tried.items())
+        return f"with {values}: {problem.message}"
+    return None
+
+
+def _dotted(space: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """A search space whose paths may be nested, as overrides write them, with dotted ones."""
+    for key, value in space.items():
+        if isinstance(value, Mapping) and not value.keys() & Range.model_fields.keys():
+            yield from _dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def _unknown_names(tree: Mapping[str, Any]) -> Iterator[Problem]:
@@ -131,7 +201,8 @@ def _metrics_asked_for(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...
     thresholds = _mapping(tree.get("evaluate")).get("thresholds")
     for number, threshold in enumerate(thresholds if isinstance(thresholds, list) else []):
         yield ("evaluate", "thresholds", str(number), "metric"), _mapping(threshold).get("metric")
-    yield ("verify", "metric"), _mapping(tree.get("verify")).get("metric")
+    for section in ("tune", "verify"):
+        yield (section, "metric"), _mapping(tree.get(section)).get("metric")
 
 
 def _not_finite(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -260,7 +331,7 @@ def _tagged(annotation: Any) -> dict[Any, type[BaseModel]]:
         for each in get_args(bare)
         for tag in _TAGS
         if _is_section(each) and tag in each.model_fields
-    }
+    } | {part.tag: _bare(each) for each in get_args(bare) for part in get_args(each) if isinstance(part, Tag)}
 
 
 def _is_section(annotation: Any) -> bool:

@@ -1,6 +1,7 @@
 """How a command ends: what is raised becomes a message on standard error and an exit code.
 
-0 done, 1 failed, 2 the configuration is wrong, 3 the model was not blessed, 130 interrupted.
+0 done, 1 failed, 2 the configuration is wrong, 3 the model was not blessed, 4 an alarm of `headrace monitor`, 5 what
+`headrace diff` compares differs, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+DIFFERENT = 5
 INTERRUPTED = 130
 
 

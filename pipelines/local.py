@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from pipelines.exits import INTERRUPTED, reported
-from pipelines.steps import STEPS, Step
+from pipelines.steps import STEPS, Step, steps_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 STEP_NAMES = click.Choice([step.name for step in STEPS])
 NOT_BLESSED = 3
 SUMMARY = "summary.json"
+BEST = "best.yaml"
 LOG = "log.txt"
 LOG_WIDTH = 140
 
@@ -79,6 +81,7 @@ def run(
     until: str | None = None,
     force: Sequence[str] = (),
     explain: bool = False,
+    artifact_store: str | None = None,
     console: Console | None = None,
     steps: Sequence[Step] = STEPS,
 ) -> RunResult:
@@ -91,6 +94,8 @@ def run(
         until: Stop after this step.
         force: Run these steps again.
         explain: Show why each step ran or was reused.
+        artifact_store: URI below which the artifacts are kept as well, under `<config.name>/`, and taken from where there
+            are none here: a run on another machine goes on from them.
         console: Where progress is shown; default: standard output.
         steps: The table of steps.
 
@@ -102,29 +107,32 @@ def run(
     """
     from pipelines.view import View
 
-    chosen = _up_to(steps, until)
+    chosen = _up_to(steps_of(config, steps), until)
     forced = _forced(chosen, from_step, force)
     run_dir = Path(runs_dir) / config.name
     view = View(console or _console(), [step.name for step in chosen])
     with only_run_in(run_dir):
-        return _Run(config, run_dir, view, explain).through(chosen, forced)
+        return _Run(config, run_dir, view, explain, artifact_store).through(chosen, forced)
 
 
 class _Run:
     """One pass over the steps: what is done so far, and whether the gate is open."""
 
-    def __init__(self, config: PipelineConfig, run_dir: Path, view: View, explain: bool) -> None:
+    def __init__(
+        self, config: PipelineConfig, run_dir: Path, view: View, explain: bool, artifact_store: str | None
+    ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.view = view
         self.explain = explain
+        self.artifact_store = artifact_store
         self.steps: list[StepRun] = []
         self.blessed = False
         self.objections: tuple[str, ...] = ()
         self.exit_code = 0
 
     def through(self, steps: Sequence[Step], forced: Mapping[str, str]) -> RunResult:
-        """Run, reuse or skip each step, and write the summary whatever happens."""
+        """Run, reuse or skip each step, and write summary and lineage whatever happens."""
         from components.errors import ArtifactError
 
         (self.run_dir / SUMMARY).unlink(missing_ok=True)
@@ -136,10 +144,21 @@ class _Run:
         except BaseException:
             # On a full disk the summary cannot be written either; what ended the run is what the user must see.
             with contextlib.suppress(OSError, ArtifactError):
-                write_summary(self._result())
+                write_summary(self._result(), self.config)
+            self._notify()
             raise
-        write_summary(self._result())
+        write_summary(self._result(), self.config)
+        self._notify()
         return self._result()
+
+    def _notify(self) -> None:
+        """Tell those whom the configuration names how the run ended, and the user whom it could not be told."""
+        if self.config.notify.is_on:
+            from pipelines.notify import ending_of, notify
+
+            settings = self.config.step_config("notify")
+            for line in notify(settings, ending_of(self._result(), settings, str(self.run_dir.absolute()))):
+                print(f"Warning: {line}", file=sys.stderr)
 
     def _result(self) -> RunResult:
         return RunResult(self.run_dir, self.steps, self.exit_code)
@@ -162,21 +181,31 @@ class _Run:
             self.blessed = result["blessed"] is True
             self.objections = tuple(result.get("reasons", ()))
             self.exit_code = 0 if self.blessed else NOT_BLESSED
+        if step.name == "tune":
+            self.config = write_best(self.config, self.run_dir, result["settings"])
 
     def _reuse_or_run(
         self, step: Step, forced_by: str | None
     ) -> tuple[Literal["done", "reused"], dict[str, Any], tuple[str, ...]]:
         from components import artifacts
+        from components.artifact_store import ArtifactStore
         from pipelines.reuse import decide
 
+        path = self.run_dir / step.output
+        store = ArtifactStore(f"{self.artifact_store}/{self.config.name}") if self.artifact_store else None
+        if store is not None:
+            store.bring(path)
         decision = decide(step, self.run_dir, self.config, forced_by=forced_by)
+        if decision.manifest is None:
+            paths = {name: self.run_dir / name for name in (*step.inputs, step.output)}
+            with self.view.running(step.name), noise_kept_in(self.run_dir / LOG):
+                self._divide_devices()
+                step.load()(**paths, config=self.config.step_config(step.section))
+        if store is not None:
+            store.keep(path)
         if decision.manifest is not None:
             return "reused", decision.manifest.result, decision.reasons
-        paths = {name: self.run_dir / name for name in (*step.inputs, step.output)}
-        with self.view.running(step.name), noise_kept_in(self.run_dir / LOG):
-            self._divide_devices()
-            step.load()(**paths, config=self.config.step_config(step.section))
-        return "done", artifacts.read_manifest(self.run_dir / step.output).result, decision.reasons
+        return "done", artifacts.read_manifest(path).result, decision.reasons
 
     def _divide_devices(self) -> None:
         """Divide the CPU for training before the first step that runs: TensorFlow allows it only before it starts."""
@@ -259,11 +288,41 @@ def write_config(config: PipelineConfig, run_dir: Path) -> None:
     write_whole(run_dir / "config.yaml", resolved(config))
 
 
-def write_summary(result: RunResult) -> None:
-    """Write what became of a run as JSON, for programs."""
+def write_best(config: PipelineConfig, run_dir: Path, settings: Mapping[str, Any]) -> PipelineConfig:
+    """Write the configuration with the best settings of a search beside the artifacts, and return it."""
+    from pipelines.config import resolved
+    from pipelines.tuned import tuned_config
+
+    best = tuned_config(config, settings)
+    write_whole(run_dir / BEST, resolved(best))
+    return best
+
+
+def write_summary(result: RunResult, config: PipelineConfig) -> None:
+    """Write what became of a run, and where its artifacts come from, as JSON for programs."""
+    from components import lineage
+
     fields = {"run_dir": str(result.run_dir.absolute()), "exit_code": result.exit_code}
     steps = [dataclasses.asdict(step) for step in result.steps]
     write_whole(result.run_dir / SUMMARY, json.dumps(fields | {"steps": steps}, indent=1) + "\n")
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+    events = lineage.events(config.name, _origins(result), time=now)
+    write_whole(result.run_dir / lineage.FILE, json.dumps(events, indent=1) + "\n")
+
+
+def _origins(result: RunResult) -> dict[str, dict[str, Any]]:
+    """What each artifact that belongs to a run was made from, by its name."""
+    from components import artifacts
+    from components.errors import ArtifactError
+
+    ended = [step.name for step in result.steps if step.state in ("done", "reused")]
+    origins = {}
+    for file in sorted(result.run_dir.glob(f"[!.]*/{artifacts.MANIFEST}")):
+        with contextlib.suppress(ArtifactError):  # one that is damaged has no part in this run
+            manifest = artifacts.read_manifest(file.parent)
+            if manifest.step in ended:
+                origins[file.parent.name] = artifacts.origin(manifest)
+    return origins
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -286,9 +345,18 @@ def write_whole(path: Path, text: str) -> None:
 @click.option("--force", type=STEP_NAMES, multiple=True, help="Run this step again; may be given several times.")
 @click.option("--explain", is_flag=True, help="Say of each step why it ran or was reused.")
 @click.option(
-    "--runner", type=click.Choice(["in-process", "kfp"]), default="in-process", help="kfp: through kfp.local."
+    "--runner",
+    type=click.Choice(["in-process", "kfp", "kfp-docker"]),
+    default="in-process",
+    help="kfp: the compiled Kubeflow pipeline, each step a process of its own; kfp-docker: a container.",
 )
+@click.option("--image", help="kfp-docker: the image of the steps.  [default: headrace:<version>]")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Where artifacts are kept.")
+@click.option(
+    "--artifact-store",
+    metavar="URI",
+    help="s3:// or gs:// below which artifacts are kept as well: a run on another machine goes on from them.",
+)
 @click.option("--print-config", is_flag=True, help="Print the resolved configuration first.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(
@@ -298,24 +366,35 @@ def main(
     force: tuple[str, ...],
     explain: bool,
     runner: str,
+    image: str | None,
     runs_dir: Path,
+    artifact_store: str | None,
     print_config: bool,
     debug: bool,
 ) -> None:
     """Run every step from raw data to a served model on this machine; steps whose inputs did not change are reused.
 
-    CONFIG is a YAML file (default: configs/chicago_taxi.yaml); section.key=value overrides one of its settings.
+    CONFIG is a YAML file (default: the only one in configs/, or chicago_taxi.yaml); section.key=value overrides a setting.
 
     Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 3 the model was not blessed, 130 interrupted.
     """
+    if image is not None and runner != "kfp-docker":
+        raise click.UsageError(f"nothing reads --image with --runner {runner}: add --runner kfp-docker")
     interrupted = "Interrupted. Run the same command again: it goes on from the last whole step."
     with reported(debug=debug, interrupted=interrupted), interruptible():
+        from pipelines.tracking import recorded
+
         config = _load(arguments, print_config=print_config)
         set_environment()
-        options = {"from_step": from_step, "until": until, "force": force, "explain": explain}
-        runner_of = {"in-process": _run_in_process, "kfp": _run_kfp}
-        result = runner_of[runner](config, runs_dir, options)
-        _print_summary(result, config)
+        options: dict[str, Any] = {"from_step": from_step, "until": until, "force": force, "explain": explain}
+        options["artifact_store"] = artifact_store
+        run_dir = runs_dir / config.name / ("" if runner == "in-process" else "kfp")
+        with recorded(config, run_dir):
+            if runner == "in-process":
+                result = run(config, runs_dir=runs_dir, **options)
+            else:
+                result = _run_kfp(config, runs_dir, options, runner, image)
+            _print_summary(result, config)
     raise SystemExit(result.exit_code)
 
 
@@ -359,20 +438,22 @@ def set_environment() -> None:
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
-def _run_in_process(config: PipelineConfig, runs_dir: Path, options: dict[str, Any]) -> RunResult:
-    return run(config, runs_dir=runs_dir, **options)
-
-
-def _run_kfp(config: PipelineConfig, runs_dir: Path, options: dict[str, Any]) -> RunResult:
+def _run_kfp(
+    config: PipelineConfig, runs_dir: Path, options: dict[str, Any], runner: str, image: str | None
+) -> RunResult:
     from components.errors import ConfigError
     from pipelines import training
 
     if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
-        raise ConfigError(f"--runner kfp runs every step: leave out {', '.join(given)}.")
+        raise ConfigError(f"--runner {runner} runs every step: leave out {', '.join(given)}.")
     (runs_dir / config.name / "kfp" / SUMMARY).unlink(missing_ok=True)
-    result = training.run_local(config, runs_dir)
+    if runner == "kfp-docker":
+        image = image or training.default_image()
+    result = training.run_local(config, runs_dir, image=image)
     write_config(config, result.run_dir)
-    write_summary(result)
+    if tuned := result.result_of("tune"):
+        write_best(config, result.run_dir, tuned["settings"])
+    write_summary(result, config)
     return result
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,24 +11,29 @@ import click
 from pipelines.exits import reported
 
 if TYPE_CHECKING:
-    from serving.manifests.config import ServingManifestConfig
+    from pipelines.config import Config
 
 _NEXT_STEP = {
     "kubernetes": "kubectl apply -k {output}/overlays/dev",
     "kserve": "kubectl apply -f {output}/inferenceservice.yaml",
     "compose": "docker compose -f {output}/compose.yaml up",
+    "training": "kubectl apply -f {output}",
 }
 
 
-def load_manifest_config(path: Path | None, overrides: Sequence[str]) -> ServingManifestConfig:
+def load_manifest_config(path: Path | None, overrides: Sequence[str], root: type[Config]) -> Config:
     """Read the settings of the manifests: defaults, then the YAML file if there is one, then the overrides.
+
+    Args:
+        path: The YAML file.
+        overrides: `key=value`.
+        root: Class of the settings: `ServingManifestConfig` or `TrainingManifestConfig`.
 
     Raises:
         ConfigError: anything is wrong; every problem is listed with its place.
     """
     from pipelines.config import validated
     from pipelines.config_sources import Settings, read_settings
-    from serving.manifests.config import ServingManifestConfig
 
     if path is not None:
         settings = read_settings(path, overrides)
@@ -38,7 +41,30 @@ def load_manifest_config(path: Path | None, overrides: Sequence[str]) -> Serving
         settings = Settings(Path("command line"), {}, {}, [])
         for override in overrides:
             settings.override(override)
-    return validated(settings, ServingManifestConfig)
+    return validated(settings, root)
+
+
+def render(target: str, path: Path | None, overrides: Sequence[str]) -> dict[str, str]:
+    """The files for a target, as path -> text, from the settings as `load_manifest_config` reads them.
+
+    Raises:
+        ConfigError: the settings are wrong, or the target cannot do what they say.
+    """
+    from components.errors import ConfigError
+
+    if target == "training":
+        from components.launch.manifests import TrainingManifestConfig, admin_objects
+        from serving.manifests.documents import to_yaml
+
+        objects = admin_objects(load_manifest_config(path, overrides, TrainingManifestConfig))
+        return {name: to_yaml(documents) for name, documents in objects.items()}
+    from serving.manifests import render as serving
+    from serving.manifests.config import ServingManifestConfig
+
+    try:
+        return serving.render(load_manifest_config(path, overrides, ServingManifestConfig), target)
+    except ValueError as error:
+        raise ConfigError(f"--target {target}: {error}.") from error
 
 
 def write_whole(files: Mapping[str, str], output: Path) -> None:
@@ -52,34 +78,16 @@ def write_whole(files: Mapping[str, str], output: Path) -> None:
         ConfigError: it holds files that are not ours.
         ArtifactError: the disk does not let us.
     """
-    from components.artifacts import disk_errors_explained, replace_directory
-
-    output = output.absolute()
-    temporary = output.with_name(f".{output.name}.tmp-{os.getpid()}")
-    with disk_errors_explained(output):
-        _refuse_foreign_files(output)
-        try:
-            for name, text in files.items():
-                file = temporary / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8")
-            replace_directory(temporary, output)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _refuse_foreign_files(output: Path) -> None:
+    from components.artifacts import disk_errors_explained
     from components.errors import ConfigError
-    from serving.manifests.documents import HEADER
+    from serving.errors import ServingError
+    from serving.manifests import folder
 
-    for file in sorted(file for file in output.rglob("*") if file.is_file()):
-        with file.open("rb") as opened:
-            if opened.read(len(HEADER)) == HEADER.encode():
-                continue
-        raise ConfigError(
-            f"{output} holds files that are not made by this command, such as {file.relative_to(output)}, and is replaced "
-            "as a whole. Give another --output, or move them; an overlay of yours can name ours from outside."
-        )
+    with disk_errors_explained(output):
+        try:
+            folder.write(files, output.absolute())
+        except ServingError as error:
+            raise ConfigError(f"{error.message}.") from error
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -93,17 +101,15 @@ def main(arguments: tuple[str, ...], target: str, output: Path, debug: bool) -> 
     CONFIG is a YAML file with the settings (docs/deploying.md), key=value overrides one. At least:
 
         headrace manifests model_name=chicago_taxi model_uri=pvc://models/chicago_taxi
+
+    Or what distributed training needs to be applied once (docs/distributed.md):
+
+        headrace manifests --target training namespace=team-a image=ghcr.io/acme/headrace:1
     """
     with reported(debug=debug):
-        from components.errors import ConfigError
         from pipelines.config import split_given
-        from serving.manifests.render import render
 
-        config = load_manifest_config(*split_given(arguments))
-        try:
-            files = render(config, target)
-        except ValueError as error:
-            raise ConfigError(f"--target {target}: {error}.") from error
+        files = render(target, *split_given(arguments))
         write_whole(files, output)
         click.echo(f"Wrote {len(files)} files. To use them: {_NEXT_STEP[target].format(output=output)}")
 

@@ -109,8 +109,8 @@ def _line(report: dict[str, Any]) -> str:
 def main(arguments: tuple[str, ...], runs_dir: Path, every: float | None, debug: bool) -> None:
     """Compare what a pushed model is asked with what it was trained on, and do what monitor.on_alarm says.
 
-    CONFIG is the YAML file that the model was trained with (default: configs/chicago_taxi.yaml); section.key=value
-    overrides one of its settings.
+    CONFIG is the YAML file that the model was trained with (default: the only one in configs/, or chicago_taxi.yaml);
+    section.key=value overrides a setting.
 
     Exit codes: 0 no alarm, or too few examples to judge; 1 failed, or what was to be done at an alarm did; 2 the
     configuration is wrong; 4 an alarm; 130 interrupted.

@@ -91,21 +91,22 @@ def _where_set(name: str, section: str) -> str:
 
 
 def _changes(before: Any, now: Any, *, deep: bool = True) -> Iterator[tuple[str, Any, Any]]:
-    old, new = _leaves(before or {}, deep), _leaves(now or {}, deep)
+    old, new = leaves(before or {}, deep=deep), leaves(now or {}, deep=deep)
     for name in sorted({*old, *new}):
         pair = old.get(name, _ABSENT), new.get(name, _ABSENT)
         if pair[0] != pair[1]:
             yield name, *pair
 
 
-def _leaves(tree: Mapping[str, Any], deep: bool, prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
+def leaves(tree: Mapping[str, Any], *, deep: bool = True, prefix: str = "") -> dict[str, Any]:
+    """The values of a tree by their dotted names, or only those at its top."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
         if deep and isinstance(value, Mapping) and value:
-            leaves |= _leaves(value, deep, f"{prefix}{name}.")
+            found |= leaves(value, prefix=f"{prefix}{name}.")
         else:
-            leaves[f"{prefix}{name}"] = value
-    return leaves
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def _from_to(old: Any, new: Any) -> str:

@@ -6,7 +6,8 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from components import html_page, object_store
 from pipelines.config import PipelineConfig
-from pipelines.local import RunResult
+from pipelines.local import BEST, RunResult
 
 NUM_WORST_SLICES = 2
 SPLITS = ("train", "validation", "test")
@@ -31,8 +33,49 @@ def print_summary(result: RunResult, config: PipelineConfig, console: Console) -
         config: The experiment.
         console: Where to print.
     """
+    for piece in _pieces(result, config.evaluate.min_slice_examples):
+        _print(console, piece)
+    for line in _places(result, config):
+        _print(console, line)
+
+
+def markdown(title: str, notes: Sequence[str], result: RunResult, min_slice_examples: int) -> str:
+    """The summary as Markdown.
+
+    Args:
+        title: Its heading.
+        notes: Paragraphs below it.
+        result: What became of each step.
+        min_slice_examples: Smaller slices say little.
+    """
+    pieces: list[Table | Text] = [_steps(result), *_pieces(result, min_slice_examples)]
+    paragraphs = [note.replace("\n", "  \n") for note in notes]
+    return "\n\n".join([f"# {title}", *paragraphs, *map(_in_markdown, pieces)]) + "\n"
+
+
+def html(title: str, notes: Sequence[str], result: RunResult, min_slice_examples: int) -> str:
+    """The summary as a page; the arguments are those of `markdown`."""
+    return _page(title, [*map(Text, notes), _steps(result), *_pieces(result, min_slice_examples)])
+
+
+def evaluation_page(values: Mapping[str, Any]) -> str:
+    """A page of what `evaluate` returned, with every slice, the worst first."""
+    table = _table("Slices of the test split", "slice", "examples", *values["metrics"]["test"])
+    for piece in values["slices"]:
+        numbers = (_number(piece["metrics"].get(metric)) for metric in values["metrics"]["test"])
+        table.add_row(Text(f"{piece['feature']}={piece['value']}"), str(piece["num_examples"]), *numbers)
+    return _page("Evaluation", [*_metrics(values, 1), *([table] if values["slices"] else [])])
+
+
+def verification_page(values: Mapping[str, Any]) -> str:
+    """A page of what `verify` returned."""
+    return _page("Forms of the model", _forms(values))
+
+
+def _pieces(result: RunResult, min_slice_examples: int) -> Iterator[Table | Text]:
     parts: dict[str, Callable[[Mapping[str, Any]], Iterator[Table | Text]]] = {
-        "evaluate": lambda values: _metrics(values, config.evaluate.min_slice_examples),
+        "tune": _tuned,
+        "evaluate": lambda values: _metrics(values, min_slice_examples),
         "optimize": _optimized,
         "compress": _compressed,
         "verify": _forms,
@@ -41,10 +84,42 @@ def print_summary(result: RunResult, config: PipelineConfig, console: Console) -
     }
     for name, part in parts.items():
         if values := result.result_of(name):
-            for piece in part(values):
-                _print(console, piece)
-    for line in _places(result, config):
-        _print(console, line)
+            yield from part(values)
+
+
+def _steps(result: RunResult) -> Table:
+    table = _table("Steps", "step", "state", "seconds")
+    table.add_column("why")
+    for step in result.steps:
+        seconds = f"{step.seconds:.1f}" if step.seconds else ""
+        table.add_row(step.name, step.state, seconds, Text("\n".join(step.reasons)))
+    return table
+
+
+def _page(title: str, pieces: Iterable[Table | Text]) -> str:
+    return html_page.document(title, [f"<h1>{escape(title)}</h1>", *map(_in_html, pieces)])
+
+
+def _in_html(piece: Table | Text) -> str:
+    if isinstance(piece, Text):
+        return f"<p>{escape(piece.plain)}</p>".replace("\n", "<br>")
+    headings, *rows = _lines(piece)
+    return f"<h2>{escape(str(piece.title))}</h2>\n{html_page.table(headings, (('', row) for row in rows))}"
+
+
+def _in_markdown(piece: Table | Text) -> str:
+    if isinstance(piece, Text):
+        return piece.plain
+    headings, *rows = _lines(piece)
+    lines = [[cell.replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in (headings, *rows)]
+    lines.insert(1, ["---"] * len(headings))
+    return f"## {piece.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _lines(table: Table) -> list[list[str]]:
+    """The headings of a table, and then its rows, in plain text."""
+    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    return [list(line) for line in zip(*columns, strict=True)]
 
 
 def _print(console: Console, piece: Table | Text | str) -> None:
@@ -96,6 +171,17 @@ def _decision(values: Mapping[str, Any]) -> Iterator[Text]:
     )
     for reason in values.get("reasons", ()):
         yield Text(f"  {reason}")
+
+
+def _tuned(values: Mapping[str, Any]) -> Iterator[Table | Text]:
+    """The settings of the best trial."""
+    counts = ", ".join(f"{count} {state}" for state, count in values["num_trials"].items() if count)
+    written = _number(values["value_as_written"], ", as written {:.4f}")
+    yield Text(
+        f"Tuned: {counts}; best is trial {values['trial']}, validation {values['metric']} {values['value']:.4f}{written}"
+    )
+    for path, value in values["settings"].items():
+        yield Text(f"  {path}: {json.dumps(value)}")
 
 
 def _optimized(values: Mapping[str, Any]) -> Iterator[Table | Text]:
@@ -193,6 +279,9 @@ def _places(result: RunResult, config: PipelineConfig) -> Iterator[str]:
     run_dir = result.run_dir.absolute()
     yield ""
     yield f"Artifacts, config.yaml and summary.json: {run_dir}"
+    if result.result_of("tune"):
+        yield f"The best settings, as a configuration: {run_dir / BEST}"
+        yield f"The trials, in pictures: {run_dir / 'tuned/trials/report.html'}"
     if (picture := run_dir / "proof/pictures/pareto.svg").is_file():
         yield f"The forms in a picture: {picture}"
     if (page := run_dir / "monitoring/report.html").is_file():
@@ -200,17 +289,19 @@ def _places(result: RunResult, config: PipelineConfig) -> Iterator[str]:
     pushed = result.result_of("push")
     if pushed is None:
         return
-    version_path = Path(pushed["version_path"]).absolute()
+    base_path, _, version = object_store.absolute(pushed["version_path"]).rpartition("/")
     name = pushed.get("model_name", config.name)
-    yield f"Pushed model, version {pushed['version']}: {version_path}"
+    yield f"Pushed model, version {pushed['version']}: {base_path}/{version}"
     yield f"Forms: {', '.join(pushed['formats'])}"
+    if (card := run_dir / "pushed/model_card.html").is_file():
+        yield f"Its model card: {card}"
     yield "Serve it:"
-    yield f"  {serve_command(name, version_path.parent)}"
+    yield f"  {serve_command(name, base_path)}"
     yield "Ask it:"
     yield f"  {curl_command(name, run_dir)}"
 
 
-def serve_command(name: str, base_path: Path) -> str:
+def serve_command(name: str, base_path: str) -> str:
     """The command that serves a pushed model."""
     ports = f"--port={GRPC_PORT} --rest_api_port={REST_PORT}"
     return f"{_python()} -m serving --model_name={name} --model_base_path={base_path} {ports}"

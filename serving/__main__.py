@@ -42,8 +42,7 @@ def _print_versions(context: click.Context, parameter: click.Parameter, value: b
 @flag.models(
     "--model_base_path",
     default=None,
-    type=click.Path(path_type=Path),
-    help="Directory that holds the version directories, such as 1/saved_model.pb.",
+    help="Directory that holds the version directories, such as 1/saved_model.pb; or s3:// or gs://, which is copied.",
 )
 @flag.models(
     "--model_config_file",
@@ -91,6 +90,13 @@ def _print_versions(context: click.Context, parameter: click.Parameter, value: b
     default="auto",
     show_default=True,
     help="Load a version in a process of its own first, which a damaged file may end; auto does so for LiteRT files.",
+)
+@flag.loading(
+    "--trial_load_timeout_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="After this the process is ended, and the version counts as one that does not load.",
 )
 @flag.loading(
     "--file_system_poll_wait_seconds",
@@ -360,6 +366,7 @@ def main(**flags: Any) -> None:
     SIGTERM drains: /healthz/ready turns to 503, no new connections are taken, requests under way finish. A second one
     ends at once.
     """
+    flag.check_needs(click.get_current_context())
     if flags["port"] == flags["rest_api_port"] not in (0, "auto"):
         raise click.UsageError(f"--port and --rest_api_port are both {flags['port']}; gRPC and REST need a port each")
     if flags["port"] == 0 and flags["rest_api_port"] == 0 and not flags["grpc_socket_path"]:
@@ -426,7 +433,7 @@ def _make_server(flags: Mapping[str, Any]) -> ModelServer:
     monitoring = flags["monitoring_config_file"]
     return ModelServer(
         flags["model_name"],
-        flags["model_base_path"] if flags["model_config_file"] is None else None,  # TF Serving's image gives both
+        _base_path(flags) if flags["model_config_file"] is None else None,  # TF Serving's image gives both
         model_config_file=flags["model_config_file"],
         model_config_file_poll_wait_seconds=flags["model_config_file_poll_wait_seconds"],
         allow_version_labels_for_unavailable_models=flags["allow_version_labels_for_unavailable_models"],
@@ -458,6 +465,7 @@ def _make_server(flags: Mapping[str, Any]) -> ModelServer:
             backend=flags["backend"],
             prefer_tflite_model=flags["prefer_tflite_model"],
             trial_load=flags["trial_load"],
+            trial_load_timeout_seconds=flags["trial_load_timeout_seconds"],
             tags=flags["saved_model_tags"].split(","),
             warmup=flags["enable_model_warmup"],
             warmup_iterations=max(flags["num_request_iterations_for_warmup"], 1),
@@ -510,12 +518,19 @@ def _port(value: int | str) -> int | None:
     return 0 if value == "auto" else int(value) or None
 
 
+def _base_path(flags: Mapping[str, Any]) -> Path:
+    from serving import object_store
+
+    path: str = flags["model_base_path"]
+    return (
+        object_store.follow(path, flags["file_system_poll_wait_seconds"]) if object_store.is_uri(path) else Path(path)
+    )
+
+
 def _batching(flags: Mapping[str, Any]) -> BatchingParameters | None:
     from serving.batching.parameters import BatchingParameters, read_parameters
 
     if not flags["enable_batching"]:
-        if flags["batching_parameters_file"] is not None:
-            raise click.UsageError("--batching_parameters_file is given without --enable_batching; give both")
         return None
     if flags["batching_parameters_file"] is None:
         return BatchingParameters(thread_pool_name="model_server_batch_threads")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -37,6 +38,35 @@ REFUSED = {
     "use_alts_credentials": "ALTS exists on Google's cloud only; encrypt with --ssl_config_file",
     "platform_config_file": "give what it says by --batching_parameters_file, --tensorflow_session_config_file, "
     "--saved_model_tags and --enable_model_warmup",
+}
+
+# A flag -> the one without which nothing reads it: an error.
+NEEDS = {
+    "batching_parameters_file": "enable_batching",  # TF Serving's own refusal: server.cc
+    "trace_sampling_rate": "otlp_traces_endpoint",
+    "rate_limit_burst": "rate_limit_requests_per_second",
+    "shadow_sampling_rate": "shadow_label",
+    "request_log_format": "request_log_file",
+    "request_log_max_bytes": "request_log_file",
+    "request_log_max_seconds": "request_log_file",
+    "request_log_max_files": "request_log_file",
+    "request_log_sampling_rate": "request_log_file",
+    "strict_json": "rest_api_port",
+    "rest_api_ssl_config_file": "rest_api_port",
+    "rest_max_connections": "rest_api_port",
+    "rest_idle_timeout_seconds": "rest_api_port",
+    "rest_io_timeout_seconds": "rest_api_port",
+}
+# The same of flags that TF Serving takes in silence: a warning.
+NEEDS_AS_TF_SERVING = {
+    "enable_per_model_batching_parameters": "enable_batching",
+    "model_config_file_poll_wait_seconds": "model_config_file",
+    "allow_version_labels_for_unavailable_models": "model_config_file",
+    "num_request_iterations_for_warmup": "enable_model_warmup",
+    "rest_api_num_threads": "rest_api_port",
+    "rest_api_timeout_in_ms": "rest_api_port",
+    "rest_api_enable_cors_support": "rest_api_port",
+    "monitoring_config_file": "rest_api_port",
 }
 
 
@@ -129,6 +159,25 @@ class ChannelArguments(click.ParamType):
             except ValueError:
                 pairs.append((key, text))
         return tuple(pairs)
+
+
+def check_needs(context: click.Context) -> None:
+    """Complain of flags on the command line that do nothing without another one.
+
+    Raises:
+        click.UsageError: one of `NEEDS`.
+    """
+
+    def is_idle(name: str, needed: str) -> bool:
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE and context.params[name]
+        return bool(is_given) and not context.params[needed]
+
+    for name, needed in NEEDS.items():
+        if is_idle(name, needed):
+            raise click.UsageError(f"--{name} does nothing without --{needed}; give both")
+    for name, needed in NEEDS_AS_TF_SERVING.items():
+        if is_idle(name, needed):
+            click.echo(f"Warning: --{name} is ignored without --{needed}", err=True)
 
 
 def _ignore(context: click.Context, parameter: click.Parameter, value: str | None) -> None:

@@ -71,6 +71,7 @@ class LoadSettings:
         backend: one of backends.BACKENDS: what executes versions.
         prefer_tflite_model: whether `auto` takes a model.tflite that lies beside a SavedModel.
         trial_load: whether a version is loaded in a process of its own first: `always`, `never`, or `auto`, only LiteRT's.
+        trial_load_timeout_seconds: when that process is given up, and the version with it.
         tags: the tags of the graph in the SavedModel.
         warmup: whether a version's warm-up requests are replayed before it serves.
         warmup_iterations: how often each of them is.
@@ -83,6 +84,7 @@ class LoadSettings:
     backend: str = "auto"
     prefer_tflite_model: bool = False
     trial_load: str = "auto"
+    trial_load_timeout_seconds: float = 600.0
     tags: Sequence[str] = ("serve",)
     warmup: bool = True
     warmup_iterations: int = 1

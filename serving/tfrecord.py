@@ -78,12 +78,13 @@ def read(path: Path) -> Iterator[bytes]:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        while True:
-            offset = file.tell()
-            data = _read_one(file, f"{path}, at byte {offset}")
-            if data is None:
-                return
-            yield data
+        yield from read_opened(file)
+
+
+def read_opened(file: BinaryIO) -> Iterator[bytes]:
+    """The same of a file that is open, from its beginning."""
+    while (data := _read_one(file, f"{file.name}, at byte {file.tell()}")) is not None:
+        yield data
 
 
 def _read_one(file: BinaryIO, place: str) -> bytes | None:

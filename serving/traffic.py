@@ -10,18 +10,17 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from serving import atomic
 from serving.errors import ServingError, invalid_argument
 
 TRAFFIC_FILE = "traffic.json"
+ROLLOUT_FILE = "rollout.json"  # what serving.rollout remembers, beside it
 
 
 @dataclass(frozen=True)
@@ -101,24 +100,4 @@ def write_traffic(base_path: Path, traffic: Traffic | None) -> None:
     if traffic is None:
         path.unlink(missing_ok=True)
     else:
-        write_json(path, asdict(traffic))
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; an old file is still there.
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+        atomic.write_text(path, json.dumps(asdict(traffic)))

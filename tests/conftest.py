@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from pipelines.config import PipelineConfig, load_config
 from pipelines.steps import STEPS, step_named
+
+if TYPE_CHECKING:
+    from tests.seaweedfs import ObjectStore
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -40,6 +43,27 @@ def warnings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[
         return messages
 
     return collect
+
+
+@pytest.fixture(scope="session")
+def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """An S3 object store, started once."""
+    from tests import seaweedfs
+
+    with seaweedfs.object_store(tmp_path_factory.mktemp("s3")) as store:
+        yield store
+
+
+@pytest.fixture
+def store(
+    running_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ObjectStore]:
+    """The object store with an empty `bucket`, and the environment that leads to it."""
+    for name, value in running_store.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield running_store
+    running_store.filesystem().delete_dir_contents("bucket")
 
 
 class StepRun:

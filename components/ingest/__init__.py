@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from components import artifacts, plugins
+from components import artifacts, object_store, plugins
 from components.config import DataConfig
 from components.errors import DataError, HeadraceError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, Feature, write_info
@@ -53,10 +53,11 @@ def ingest(*, examples: Path, config: DataConfig) -> IngestResult:
     """
     with artifacts.writing(examples, step="ingest", inputs={}, config=config) as out:
         rows = _Rows(out.path, config)
-        for batch in read_source(config):
-            rows.write(batch)
-            if rows.full:
-                break
+        with object_store.local_data(config, out.scratch / "data") as local:
+            for batch in read_source(local):
+                rows.write(batch)
+                if rows.full:
+                    break
         info, num_shards = rows.finish()
         write_info(out.path, info)
         kinds = {name: feature.type for name, feature in info.features.items()}

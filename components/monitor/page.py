@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
 
+from components import html_page
 from components.monitor.findings import Findings
 from components.monitor.report import COLUMNS, KINDS, cells, headline, number, rows_of, utc
 from components.statistics import FeatureStatistics, Statistics, distance
@@ -14,17 +15,6 @@ from components.statistics import FeatureStatistics, Statistics, distance
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 380, 130, 46, 22, 34
 _NUM_BARS, _CHARACTER = 12, 5.5
 _BEFORE, _NOW, _THRESHOLD = "#9db4c8", "#d95f02", "#c00"
-_STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
-th, td { border-bottom: 1px solid #ddd; padding: .2rem .7rem; text-align: left; }
-.verdict { font-size: 1.1rem; padding: .6rem 1rem; background: #eef3f7; }
-.alarm { background: #fde8e4; }
-.too_few { color: #888; }
-figure { display: inline-block; margin: 0 1rem 1rem 0; }
-figcaption { font-weight: 600; }
-svg { display: block; }
-"""
 
 
 def html(found: Findings) -> str:
@@ -35,7 +25,7 @@ def html(found: Findings) -> str:
     for kind, heading in KINDS.items():
         if rows := rows_of(found, kind):
             body.append(f"<h2>{escape(heading)}</h2>")
-            body.append(_table(COLUMNS, ((each.verdict, cells(each)) for each in rows)))
+            body.append(html_page.table(COLUMNS, ((each.verdict, cells(each)) for each in rows)))
     if found.quality:
         body.append(
             f"<h2>Metrics</h2><p>{found.result.label_coverage or 0:.1%} of the labels are of requests in the log.</p>"
@@ -44,24 +34,13 @@ def html(found: Findings) -> str:
             ("", [each.where or "all", str(each.num_examples), *map(number, each.metrics.values())])
             for each in found.quality
         )
-        body.append(_table(["slice", "examples", *found.quality[0].metrics], pieces))
+        body.append(html_page.table(["slice", "examples", *found.quality[0].metrics], pieces))
     if found.judged is not None:
         body += ["<h2>Predictions: test split (grey), served (orange)</h2>"]
         body += _pictures(found.held_out_predictions, found.judged.predictions, found, "predictions")
         body += ["<h2>Features: train split (grey), served (orange)</h2>"]
         body += _pictures(found.train, found.judged.features, found, "features")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(found.model_name)}: monitoring</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
-
-
-def _table(columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    lines = (
-        f'<tr class="{verdict}">{"".join(f"<td>{escape(cell)}</td>" for cell in row)}</tr>' for verdict, row in rows
-    )
-    return f"<table><tr>{head}</tr>\n" + "\n".join(lines) + "</table>"
+    return html_page.document(f"{found.model_name}: monitoring", body)
 
 
 def _pictures(before: Statistics, now: Statistics, found: Findings, side: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,21 @@ _WRITERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard, keras.
 # What a callback is told anew: its model; the sign of `min_delta`, which Keras turns once it knows the metric; whether
 # CSVLogger goes on with a file.
 _NO_STATE = ("params", "_model", "model", "min_delta", "append", "append_header")
+
+
+class PrintMetrics(keras.callbacks.Callback):
+    """Prints `2026-12-01T04:05:06.789+00:00 validation_auc=0.93` and the like after each epoch.
+
+    So Katib's collector of the standard output reads metrics, and needs the time to stop a trial early.
+    """
+
+    chief_only = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+        for name, value in (logs or {}).items():
+            if name.startswith("val_"):
+                print(f"{now} validation_{name.removeprefix('val_')}={value:.8g}", flush=True)
 
 
 def make_callbacks(

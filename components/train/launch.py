@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from components import artifacts, progress
 from components.config import TrainConfig
 from components.errors import ConfigError, HeadraceError
+from components.search_space import with_settings
 from components.train import cluster as clusters
 from components.train.preemption import TERMINATED, Preemption, leave_in_time
 from components.train.supervisor import START_TIMEOUT, STATUS_FD, Limits, Set, Show
@@ -145,23 +146,29 @@ def _report(worker: int | None, line: str) -> None:
         progress.report(line)
 
 
-def read_config(file: Path) -> TrainConfig:
+def read_config(file: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """The step's configuration from YAML or JSON: its own, or that of a whole run (`runs/<name>/config.yaml`).
 
+    Args:
+        file: Where it is.
+        overrides: `train.key=value` or `model.args.key=value`, the value in YAML.
+
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or an override does not fit.
     """
     try:
         tree = yaml.safe_load(file.read_text())
         if isinstance(tree, dict) and isinstance(tree.get("train"), dict):
             tree = {**tree["train"], **{name: tree[name] for name in ("seed", "model") if name in tree}}
-        return TrainConfig.model_validate(tree)
+        settings = {path: yaml.safe_load(value) for path, _, value in (each.partition("=") for each in overrides)}
+        return with_settings(TrainConfig.model_validate(tree), settings)
     except (OSError, yaml.YAMLError, ValidationError) as error:
         raise ConfigError(f"{file} is no configuration of the train step: {error}") from error
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument("overrides", nargs=-1, metavar="[train.key=value ...]")
 @click.option("--workers", type=click.IntRange(1), help="Start so many here; without it, be the one TF_CONFIG names.")
 @click.option("--examples", type=click.Path(path_type=Path), help="Default: beside CONFIG.")
 @click.option("--transform", type=click.Path(path_type=Path), help="Default: beside CONFIG.")
@@ -172,6 +179,7 @@ def read_config(file: Path) -> TrainConfig:
 @click.option("--grace-s", type=float, default=Limits.grace_s, help="After SIGTERM: to save and leave.")
 def main(
     config: Path,
+    overrides: tuple[str, ...],
     workers: int | None,
     examples: Path | None,
     transform: Path | None,
@@ -183,7 +191,8 @@ def main(
 ) -> None:
     """Train with several workers.
 
-    CONFIG is YAML or JSON: the configuration of the train step, or a run's config.yaml.
+    CONFIG is YAML or JSON: the configuration of the train step, or a run's config.yaml; train.key=value and
+    model.args.key=value override its settings.
 
     Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 138 other workers are gone, 143 told to stop (saved).
     """
@@ -191,11 +200,12 @@ def main(
     found = {name: path or config.parent / name for name, path in paths.items()}
     if workers is None:
         os.environ.setdefault(START_TIMEOUT, str(start_timeout_s))
-        _be_a_worker(lambda: _train_as_worker(config, found), grace_s)
+        _be_a_worker(lambda: _train_as_worker(config, overrides, found), grace_s)
     limits = Limits(max_restarts, start_timeout_s, heartbeat_timeout_s, grace_s)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        settings = read_config(config).model_copy(update={"strategy": "multi_worker", "num_workers": workers})
+        changes = {"strategy": "multi_worker", "num_workers": workers}
+        settings = read_config(config, overrides).model_copy(update=changes)
         run_local(
             **found, config=settings, limits=limits, show=lambda *line: click.echo(f"{_prefix(line[0])} {line[1]}")
         )
@@ -208,8 +218,8 @@ def _leave(*_: Any) -> None:
     raise SystemExit(TERMINATED)
 
 
-def _train_as_worker(config: Path, paths: dict[str, Path]) -> None:
-    settings = read_config(config)
+def _train_as_worker(config: Path, overrides: Sequence[str], paths: dict[str, Path]) -> None:
+    settings = read_config(config, overrides)
     if clusters.from_environ() is None:
         raise ConfigError("No TF_CONFIG names this worker. Give --workers N to start N of them on this machine.")
     from components.train.step import train

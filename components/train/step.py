@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,35 +25,13 @@ from components.train import devices, fit, launch, objective
 from components.train.batches import TrainBatches
 from components.train.callbacks import make_callbacks
 from components.train.layer_statistics import measure, write_summaries
+from components.train.result import TrainResult
 from components.train.team import Team
 from models.spec import FeatureSpec, OutputSpec
 
 CALLBACKS = "callbacks"
 # Validation examples whose layer outputs are looked at.
 _WATCHED = 256
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What training gave.
-
-    Attributes:
-        num_parameters: Trainable parameters.
-        epochs: Epochs run.
-        best_epoch: The epoch, from 1, whose weights were kept.
-        validation: Metrics of the validation split with these weights.
-        xla: `on`, or why the step ran without it.
-        num_replicas: Devices that shared each batch.
-        skipped_steps: Steps left out since they held NaN or Inf.
-    """
-
-    num_parameters: int
-    epochs: int
-    best_epoch: int
-    validation: dict[str, float | None]
-    xla: str
-    num_replicas: int
-    skipped_steps: int
 
 
 @dataclass(frozen=True)
@@ -162,8 +140,12 @@ class Run:
         if config.layer_statistics:
             objective.find_layers(self.model, config.layer_statistics, "train.layer_statistics")
 
-    def until_done(self) -> TrainResult:
-        """Run the epochs that are left; keep the best weights in the model."""
+    def until_done(self, callbacks: Sequence[keras.callbacks.Callback] = ()) -> TrainResult:
+        """Run the epochs that are left; keep the best weights in the model.
+
+        Args:
+            callbacks: To be called after those of the configuration.
+        """
         with tempfile.TemporaryDirectory() as unread:  # what callbacks of other workers than the chief write
             folder = self._scratch or Path(unread)
             fitted = fit.run(
@@ -172,7 +154,10 @@ class Run:
                 strategy=self.strategy,
                 config=self.config,
                 validate=lambda _: self._validate(),
-                callbacks=make_callbacks(self.config.callbacks, folder / CALLBACKS, is_chief=self.team.is_chief),
+                callbacks=[
+                    *make_callbacks(self.config.callbacks, folder / CALLBACKS, is_chief=self.team.is_chief),
+                    *callbacks,
+                ],
                 scratch=self._scratch,
                 observe=self._layer_statistics,
             )

@@ -28,18 +28,27 @@ def try_to_load(path: Path, settings: LoadSettings) -> None:
         settings: how versions are loaded.
 
     Raises:
-        ServingError: INTERNAL when a signal ended the process.
+        ServingError: INTERNAL when a signal ended the process, DEADLINE_EXCEEDED when it was not done in time.
     """
     project = str(Path(__file__).resolve().parents[1])
     paths = [project, *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.backends.trial"],
-        input=pickle.dumps((path, dataclasses.replace(settings, trial_load="never"))),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    seconds = settings.trial_load_timeout_seconds
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "serving.backends.trial"],
+            input=pickle.dumps((path, dataclasses.replace(settings, trial_load="never"))),
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServingError(
+            Code.DEADLINE_EXCEEDED,
+            f"{path} cannot be loaded: the process that tried it first was not done after {seconds:g} s; a larger "
+            "--trial_load_timeout_seconds gives it more",
+        ) from error
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         message = f"{path} cannot be loaded: the process that tried it first was ended by {name}; a file is damaged"

@@ -518,8 +518,22 @@ def _fail(pieces: Sequence[_Piece], error: ServingError) -> None:
 T = TypeVar("T")
 
 
-def finish(steps: Generator[BatchTask, None, T] | Coroutine[BatchTask, None, T]) -> T:
-    """Drive a coroutine that awaits BatchTasks to its end, waiting for them in this thread."""
+class LongWork:
+    """Awaited before work that takes long and waits for nothing: whoever drives the coroutine may change the thread."""
+
+    def wait(self) -> None:
+        """See BatchTask."""
+
+    def __await__(self) -> Generator[LongWork, None, None]:
+        yield self
+
+
+# What a coroutine that answers a request gives to whoever drives it.
+Pause = BatchTask | LongWork
+
+
+def finish(steps: Generator[Pause, None, T] | Coroutine[Pause, None, T]) -> T:
+    """Drive a coroutine that awaits Pauses to its end, waiting for them in this thread."""
     try:
         while True:
             steps.send(None).wait()

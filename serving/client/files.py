@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serving import dtypes
+from serving import atomic, dtypes
 from serving.client.base import NO_METADATA
 from serving.client.model_info import Classification, Regression, SignatureInfo
 from serving.errors import ServingError, invalid_argument
@@ -76,15 +75,11 @@ def write(path: Path, outputs: Mapping[str, np.ndarray], layout: str) -> None:
         ServingError: INVALID_ARGUMENT for outputs that the format cannot hold.
         OSError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with atomic.replacing(path) as temporary:
         if path.suffix == ".json":
-            partial.write_text(to_json(outputs, layout) + "\n")
+            temporary.write_text(to_json(outputs, layout) + "\n")
         else:
-            _WRITERS[path.suffix](partial, outputs)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+            _WRITERS[path.suffix](temporary, outputs)
 
 
 def to_json(outputs: Mapping[str, np.ndarray], layout: str) -> str:
@@ -215,7 +210,7 @@ def _write_csv(path: Path, outputs: Mapping[str, np.ndarray]) -> None:
 
     many = sorted(alias for alias, array in outputs.items() if array.ndim > 2)
     if many:
-        raise invalid_argument(f"{path.name}: CSV has one value a cell, but {many} have more; write .parquet or .npz")
+        raise invalid_argument(f"CSV has one value a cell, but {many} have more; write .parquet or .npz")
     csv.write_csv(client_frame.from_outputs(outputs), path)
 
 

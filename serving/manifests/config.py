@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -31,7 +31,7 @@ class Section(BaseModel):
 class CanaryConfig(Section):
     """A second version that serves beside the stable one."""
 
-    version: Version
+    version: Version | None = Field(None, description="Default: none for now; the method is for the next one.")
     method: Literal["labels", "replicas", "gateway"] = Field(
         "labels",
         description="labels: both versions in every replica, and a request names the label it wants; replicas: a second "
@@ -192,14 +192,14 @@ class ServingManifestConfig(Section):
 
     @model_validator(mode="after")
     def _canary_fits(self) -> ServingManifestConfig:
-        if self.canary is None:
+        if self.canary is not None and self.canary.method == "gateway" and self.gateway is None:
+            raise ValueError("canary.method gateway needs gateway.name, the Gateway that weighs the two")
+        if self.canary is None or self.canary.version is None:
             return self
         if self.stable_version is None:
             raise ValueError("a canary needs a stable_version beside it: without one the newest version serves alone")
         if self.canary.version == self.stable_version:
             raise ValueError(f"canary.version and stable_version are both {self.stable_version}")
-        if self.canary.method == "gateway" and self.gateway is None:
-            raise ValueError("canary.method gateway needs gateway.name, the Gateway that weighs the two")
         if self.canary.method == "replicas":
             self._check_share(self.canary.percent)
         return self
@@ -225,6 +225,11 @@ class ServingManifestConfig(Section):
     def resource_name(self) -> str:
         """Name of the Kubernetes objects."""
         return self.name or re.sub(r"[._]", "-", self.model_name.lower())
+
+    @property
+    def canary_on_trial(self) -> tuple[int, CanaryConfig] | None:
+        """The version on trial and how it is, or None."""
+        return None if self.canary is None or self.canary.version is None else (self.canary.version, self.canary)
 
     @property
     def scheme(self) -> str:
@@ -273,11 +278,10 @@ def with_versions(
     Example:
         >>> render(with_versions(config, stable_version=3, canary_version=4, canary_percent=10), "kubernetes")
     """
-    canary: dict[str, Any] | None = None
+    canary = CanaryConfig(method=config.canary.method) if config.canary is not None else CanaryConfig()
     if canary_version is not None and canary_percent > 0:
-        method = {} if config.canary is None else {"method": config.canary.method}
-        canary = {"version": canary_version, "percent": canary_percent, **method}
-    changes = {"stable_version": stable_version, "canary": canary}
+        canary = canary.model_copy(update={"version": canary_version, "percent": canary_percent})
+    changes = {"stable_version": stable_version, "canary": None if canary == CanaryConfig() else canary.model_dump()}
     return ServingManifestConfig.model_validate(config.model_dump() | changes)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 
 HEADER = "# Made by `headrace manifests`: change its config, not this.\n"
+# Beside the manifests: the config that they follow from.
+CONFIG_FILE = "serving.resolved.yaml"
 
 _COMMENT = re.compile(r"^( *)(['\"]?)(# .*)\2: null$", re.MULTILINE)
 

@@ -62,18 +62,18 @@ def _inference_service(config: ServingManifestConfig) -> dict[str, Any]:
 
 
 def _spec(config: ServingManifestConfig) -> dict[str, Any]:
-    canary = config.canary
-    if canary is None:
+    if config.canary_on_trial is None:
         return {"predictor": _predictor(config, config.stable_version)}
+    version, canary = config.canary_on_trial
     if config.kserve_mode == "knative":
         # Knative keeps the revision that served last; it gets what the canary does not.
         predictor = {
             **why(f"The rest goes to the revision that served last: roll version {config.stable_version} out before."),
             "canaryTrafficPercent": canary.percent,
-            **_predictor(config, canary.version),
+            **_predictor(config, version),
         }
         return {"predictor": predictor}
-    on_trial = _predictor(config, canary.version)
+    on_trial = _predictor(config, version)
     on_trial["minReplicas"] = canary_replicas(config.replicas.min, canary.percent)
     on_trial["model"] = {"name": "kserve-container", **on_trial["model"]}
     entry = {"trafficPercent": canary.percent, "predictor": {"name": "canary", **on_trial}}

@@ -55,6 +55,12 @@ def make_object(
     return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "labels": labels, **metadata}, **body}
 
 
+def canary_objects(config: ServingManifestConfig) -> list[str]:
+    """What only a canary with pods of its own has, as kubectl names objects; its ConfigMap is left, as all old ones are."""
+    name = f"{config.resource_name}-canary"
+    return [f"{kind}/{name}" for kind in ("deployment", "horizontalpodautoscaler", "service")]
+
+
 def service_account(config: ServingManifestConfig) -> dict[str, Any]:
     """The account that the pods run as."""
     annotations = config.storage.service_account_annotations

@@ -17,19 +17,24 @@ def files(config: ServingManifestConfig) -> dict[str, str]:
     texts = {f"base/{name}": to_yaml(objects) for name, objects in by_kind.items()}
     texts["base/kustomization.yaml"] = _kustomization({"resources": sorted(by_kind)})
     dev = _dev_patches(by_kind)
-    texts |= _overlay(config, "dev", f"{config.namespace}-dev", {name: patch["kind"] for name, patch in dev.items()})
+    texts |= _overlay(config, "dev", {name: patch["kind"] for name, patch in dev.items()})
     texts |= {f"overlays/dev/{name}": to_yaml([patch]) for name, patch in dev.items()}
-    texts |= _overlay(config, "production", config.namespace, {"spread.yaml": "Deployment"})
+    texts |= _overlay(config, "production", {"spread.yaml": "Deployment"})
     texts["overlays/production/spread.yaml"] = to_yaml([_production_patch()])
     return texts
 
 
-def _overlay(config: ServingManifestConfig, name: str, namespace: str, patches: dict[str, str]) -> dict[str, str]:
+def namespace_of(config: ServingManifestConfig, overlay: str) -> str:
+    """Where an overlay puts the objects."""
+    return config.namespace if overlay == "production" else f"{config.namespace}-{overlay}"
+
+
+def _overlay(config: ServingManifestConfig, name: str, patches: dict[str, str]) -> dict[str, str]:
     """An overlay whose patches, file -> kind, change every object of the kind."""
     standard = "privileged alone: they mount a folder of the node" if config.scheme == "file" else "restricted"
     body = {
         **why(f"The pods pass the Pod Security Standard {standard}."),
-        "namespace": namespace,
+        "namespace": namespace_of(config, name),
         "resources": ["../../base"],
         "patches": [{"path": file, "target": {"kind": kind}} for file, kind in patches.items()],
     }

@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 from serving.manifests import compose, kserve, kustomize
 from serving.manifests.config import ServingManifestConfig
-from serving.manifests.documents import to_yaml
+from serving.manifests.documents import CONFIG_FILE, to_yaml
 
 TARGETS: dict[str, Callable[[ServingManifestConfig], dict[str, str]]] = {
     "kubernetes": kustomize.files,
     "kserve": kserve.files,
     "compose": compose.files,
 }
-# Beside the manifests: the config that they follow from.
-CONFIG_FILE = "serving.resolved.yaml"
 
 
 def render(config: ServingManifestConfig, target: str) -> dict[str, str]:

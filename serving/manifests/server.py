@@ -46,19 +46,20 @@ class Track:
 
 def tracks(config: ServingManifestConfig) -> list[Track]:
     """The stable replicas, and those of the canary if it has its own."""
-    stable, canary, replicas = config.stable_version, config.canary, config.replicas
+    stable, replicas = config.stable_version, config.replicas
     versions = () if stable is None else (stable,)
     labels = {} if stable is None else {"stable": stable}
-    if canary is None:
+    if config.canary_on_trial is None:
         return [Track("stable", versions, labels, replicas.min, replicas.max)]
-    canary_label = {"canary": canary.version}
+    version, canary = config.canary_on_trial
+    canary_label = {"canary": version}
     if canary.method == "labels":
-        both = (*versions, canary.version)
+        both = (*versions, version)
         return [Track("stable", both, labels | canary_label, replicas.min, replicas.max)]
     least, most = (canary_replicas(number, canary.percent) for number in (replicas.min, replicas.max))
     return [
         Track("stable", versions, labels, replicas.min, replicas.max, 100 - canary.percent),
-        Track("canary", (canary.version,), canary_label, least, most, canary.percent),
+        Track("canary", (version,), canary_label, least, most, canary.percent),
     ]
 
 

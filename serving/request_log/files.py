@@ -7,17 +7,19 @@ before it is whole. Nothing here imports numpy, so that those who only look for 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _TIME = r"\d{8}T\d{6}\.\d{6}Z"
 _TIME_FORMAT = "%Y%m%dT%H%M%S.%fZ"
+_Inode = tuple[int, int]  # with its device
 
 
 def log_files(path: Path | str) -> list[Path]:
@@ -39,6 +41,43 @@ def log_files(path: Path | str) -> list[Path]:
         found = map(Path, glob.iglob(str(path), recursive=True))
     # "requests-2026..." sorts before "requests.tfrecord", which holds what is newer.
     return sorted(file for file in found if not file.name.startswith(".") and file.is_file())
+
+
+def open_files(path: Path | str) -> Iterator[BinaryIO]:
+    """The files of a log that are there now, opened one after the other in the order of `log_files`.
+
+    One that the server renames meanwhile, since it is full, is found under its new name; one that it deletes is left out.
+
+    Raises:
+        FileNotFoundError: there is no such log.
+        OSError: a file cannot be read.
+    """
+    wanted: dict[_Inode, Path] = {}
+    # A file that is renamed in the middle of a listing may be missing from it; from two in a row it is not.
+    while wanted != (found := _inodes(path)):
+        wanted = found
+    if not wanted:
+        raise FileNotFoundError(f"there is no request log {path}")
+    for inode, name in wanted.items():
+        file: Path | None = name
+        while file is not None:
+            with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
+                if _inode(os.fstat(opened.fileno())) == inode:
+                    yield opened
+                    break
+            file = _inodes(path).get(inode)
+
+
+def _inode(status: os.stat_result) -> _Inode:
+    return status.st_dev, status.st_ino
+
+
+def _inodes(path: Path | str) -> dict[_Inode, Path]:
+    found = {}
+    for file in log_files(path):
+        with contextlib.suppress(FileNotFoundError):
+            found[_inode(file.stat())] = file
+    return found
 
 
 def rotated_files(path: Path) -> list[Path]:
@@ -78,10 +117,3 @@ def lock(path: Path) -> BinaryIO:
             error.errno, "another server writes this request log; give each a --request_log_file of its own", str(path)
         ) from error
     return file
-
-
-def sync_and_rename(temporary: Path, path: Path) -> None:
-    """Give a whole file its name, so that a crash of the machine leaves it whole or absent."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import random
 import threading
 import time
@@ -184,17 +185,11 @@ def read_records(path: Path | str, *, since_seconds: float = 0.0) -> Iterator[Lo
         >>> for record in read_records("logs/requests.parquet"):
         ...     print(record.request_id, record.inputs["x"].shape)
     """
-    files = request_log_files.log_files(path)
-    if not files:
-        raise FileNotFoundError(f"there is no request log {path}")
-    for file in files:
-        try:
-            if file.stat().st_mtime < since_seconds:
-                continue
-            with file.open("rb") as opened:
-                magic = opened.read(len(request_log_parquet.MAGIC))
-            for record in (read_parquet if magic == request_log_parquet.MAGIC else read_tfrecord)(file):
-                if not 0 < record.time_seconds < since_seconds:
-                    yield record
-        except FileNotFoundError:  # the server has rotated or deleted it meanwhile
+    for file in request_log_files.open_files(path):
+        if os.fstat(file.fileno()).st_mtime < since_seconds:
             continue
+        magic = file.read(len(request_log_parquet.MAGIC))
+        file.seek(0)
+        for record in (read_parquet if magic == request_log_parquet.MAGIC else read_tfrecord)(file):
+            if not 0 < record.time_seconds < since_seconds:
+                yield record

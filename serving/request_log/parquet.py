@@ -14,12 +14,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from serving.atomic import put_in_place
 from serving.errors import Code, ServingError
-from serving.request_log.files import forget_oldest, rotated_name, sync_and_rename
+from serving.request_log.files import forget_oldest, rotated_name
 from serving.request_log.sink import LogRecord, Rotation, Sink
 from serving.tensors import object_array, to_bytes
 
@@ -127,7 +128,7 @@ class _ParquetPart:
         if self._waiting:
             self.write_row_group()
         self._writer.close()
-        sync_and_rename(self._temporary, path)
+        put_in_place(self._temporary, path)
 
     def abandon(self) -> None:
         with contextlib.suppress(Exception):
@@ -200,8 +201,8 @@ def _array(column: Any, row: int) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def read_parquet(file: Path) -> Iterator[LogRecord]:
-    """The records of a Parquet file.
+def read_parquet(file: BinaryIO) -> Iterator[LogRecord]:
+    """The records of an opened Parquet file.
 
     Raises:
         ServingError: DATA_LOSS when the file is damaged or no request log.
@@ -215,7 +216,7 @@ def read_parquet(file: Path) -> Iterator[LogRecord]:
                 for batch in opened.read_row_group(group).to_batches():
                     yield from _from_batch(batch)
     except (pa.ArrowException, KeyError) as error:
-        raise ServingError(Code.DATA_LOSS, f"{file}: no request log, or damaged: {error}") from error
+        raise ServingError(Code.DATA_LOSS, f"{file.name}: no request log, or damaged: {error}") from error
 
 
 def _from_batch(batch: Any) -> Iterator[LogRecord]:

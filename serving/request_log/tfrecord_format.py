@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -171,13 +171,13 @@ def _regress_tensors(call: Any) -> tuple[_Arrays, _Arrays]:
 _TENSORS = {"predict_log": _predict_tensors, "classify_log": _classify_tensors, "regress_log": _regress_tensors}
 
 
-def read_tfrecord(file: Path) -> Iterator[LogRecord]:
-    """The records of a TFRecord file.
+def read_tfrecord(file: BinaryIO) -> Iterator[LogRecord]:
+    """The records of an opened TFRecord file.
 
     Raises:
         ServingError: DATA_LOSS when the file is damaged, INVALID_ARGUMENT when a tensor in it is.
     """
-    for data in tfrecord.read(file):
+    for data in tfrecord.read_opened(file):
         record = _from_prediction_log(data)
         if record is not None:
             yield record

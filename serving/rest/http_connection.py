@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import httptools
 
 from serving.access.limits import ConcurrencyLimit
-from serving.batching.scheduler import BatchTask
+from serving.batching.scheduler import LongWork, Pause
 from serving.calls import CallContext
 from serving.errors import Code, ServingError
 from serving.rest.json_response import error_body
@@ -26,8 +26,9 @@ from serving.settings import RestSettings
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 65_536
-_LARGE_ANSWER_BYTES = 65_536
 _LINGER_SECONDS = 1.0
+# Of an answer, handed over at a time: the loop would stand still while the whole of a large one is copied.
+_PIECE_BYTES = 262_144
 _MAX_WAITING = 16  # pipelined requests of one connection before we stop reading from it
 # The body of a refused request up to which it is read and dropped, so that the connection can go on.
 _MAX_DROPPED_BYTES = 65_536
@@ -42,19 +43,23 @@ class _RefusedError(Exception):
     """Ends the parsing of a connection."""
 
 
-# A handler at work on a request; what it gives before its end is a batch it waits for.
-Answering = Coroutine[BatchTask, None, Response]
+# A handler at work on a request; what it gives before its end is a batch it waits for, or the word that its work is long.
+Answering = Coroutine[Pause, None, Response]
 
 
 @dataclass(eq=False)
 class _Exchange:
-    """A request, how its answer is to be sent, and the work on it; or the answer, when it was refused from its head."""
+    """A request, how its answer is to be sent, and the work on it; or the answer, when it was refused from its head.
+
+    Quick work is done on the event loop; what has said that it is long tells nothing of how quick others are.
+    """
 
     request: Request
     refusal: Response | None
     keep_alive: bool
     http_1_0: bool
     is_quick: bool = True
+    is_long: bool = False
     answering: Answering | None = None
     timer: asyncio.TimerHandle | None = None
     limit: ConcurrencyLimit | None = None
@@ -75,14 +80,11 @@ class Server(Protocol):
     def is_quick(self, request: Request) -> bool:
         """Whether to answer a request on the event loop."""
 
-    def note_large_answer(self, request: Request) -> None:
-        """Learn that a request like this one has a large answer."""
-
     def handler(self, request: Request) -> Answering:
         """Answer a request."""
 
-    def step(self, answering: Answering) -> Response | BatchTask:
-        """Run the handler to its end or to the next batch it waits for."""
+    def step(self, answering: Answering, is_long: bool) -> Response | Pause:
+        """Run the handler to its end or to its next pause."""
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Call something on the event loop; from any thread."""
@@ -103,6 +105,8 @@ class Connection(asyncio.Protocol):
         self._is_refused = False
         self._is_ended = False
         self._is_writable = True
+        self._unsent: memoryview | bytes = b""  # of an answer
+        self._is_last_answer = False
         self._is_fresh = True  # no request has come yet
         # On the loop's clock: when the last bytes came, the head began, the client stopped to take up the answer.
         self._received_at = self._head_at = self._blocked_at = server.loop.time()
@@ -110,7 +114,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether a request is being received or answered."""
-        return self._is_receiving or self._current is not None or bool(self._waiting)
+        return self._is_receiving or self._current is not None or bool(self._waiting) or bool(self._unsent)
 
     # asyncio.Protocol
 
@@ -131,6 +135,7 @@ class Connection(asyncio.Protocol):
         if self._current is not None:
             self._current.request.context.cancel()
         self._current = None
+        self._unsent = b""
         self._is_receiving = False
 
     def data_received(self, data: bytes) -> None:
@@ -205,6 +210,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_writable = True
+        self._send()
         self._work()
 
     def close(self) -> None:
@@ -318,7 +324,7 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return
         self._is_refused = True
-        self._transport.write(_encode(last_words, keep_alive=False))
+        self._transport.write(_head(last_words, keep_alive=False) + last_words.body)
         if self._is_ended or not self._transport.can_write_eof():
             self.close()
             return
@@ -330,7 +336,14 @@ class Connection(asyncio.Protocol):
         """Work on a request until it is answered or has to wait for a batch. On the loop, or in a worker if not quick."""
         if exchange.answering is None:
             exchange.answering = self._server.handler(exchange.request)
-        found = self._server.step(exchange.answering)
+        found = self._server.step(exchange.answering, exchange.is_long)
+        while isinstance(found, LongWork):
+            exchange.is_long = True
+            if exchange.is_quick:
+                exchange.is_quick = False
+                self._server.workers.submit(self._advance_in_worker, exchange)
+                return None
+            found = self._server.step(exchange.answering, exchange.is_long)
         if isinstance(found, Response):
             if exchange.limit is not None:
                 exchange.limit.leave()
@@ -365,12 +378,23 @@ class Connection(asyncio.Protocol):
 
     def _respond(self, exchange: _Exchange, response: Response) -> None:
         self._current = None
-        if len(response.body) >= _LARGE_ANSWER_BYTES:
-            self._server.note_large_answer(exchange.request)
         keep_alive = exchange.keep_alive and not self._server.is_draining
-        is_head = exchange.request.method == "HEAD"
-        self._transport.write(_encode(response, keep_alive=keep_alive, http_1_0=exchange.http_1_0, is_head=is_head))
-        if not keep_alive:
+        head = _head(response, keep_alive=keep_alive, http_1_0=exchange.http_1_0)
+        body = b"" if exchange.request.method == "HEAD" else response.body
+        if len(body) <= _PIECE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._unsent = memoryview(body)
+        self._is_last_answer = not keep_alive
+        self._send()
+
+    def _send(self) -> None:
+        """Hand over what is left of the answer, as long as the client takes it up."""
+        while self._unsent and self._is_writable and not self._transport.is_closing():
+            piece, self._unsent = self._unsent[:_PIECE_BYTES], self._unsent[_PIECE_BYTES:]
+            self._transport.write(piece)
+        if self._is_last_answer and not self._unsent:
             self._waiting.clear()
             self.close()
 
@@ -379,7 +403,7 @@ def _too_large(max_bytes: int) -> Response:
     return Response(413, error_body(f"the body of the request is larger than {max_bytes} bytes"))
 
 
-def _encode(response: Response, *, keep_alive: bool, http_1_0: bool = False, is_head: bool = False) -> bytes:
+def _head(response: Response, *, keep_alive: bool, http_1_0: bool = False) -> bytes:
     head = f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\nContent-Length: {len(response.body)}\r\n"
     if response.content_type:
         head += f"Content-Type: {response.content_type}\r\n"
@@ -389,4 +413,4 @@ def _encode(response: Response, *, keep_alive: bool, http_1_0: bool = False, is_
         head += "Connection: close\r\n"
     elif http_1_0:
         head += "Connection: keep-alive\r\n"
-    return f"{head}\r\n".encode("latin-1") + (b"" if is_head else response.body)
+    return f"{head}\r\n".encode("latin-1")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from serving.access.limits import ConcurrencyLimit
-from serving.batching.scheduler import BatchTask
+from serving.batching.scheduler import Pause
 from serving.rest.http_connection import Answering, Connection
 from serving.rest.rest_api import Request, Response
 from serving.settings import RestSettings
@@ -24,7 +24,6 @@ from serving.settings import RestSettings
 Handler = Callable[[Request], Answering]
 
 _BACKLOG = 1024
-_MAX_LARGE_TARGETS = 1000
 _INLINE_SECONDS = 0.001
 _INLINE_BODY_BYTES = 16_384
 _DECAY = 0.9
@@ -35,7 +34,7 @@ class HttpServer:
     """Serves a handler over HTTP.
 
     Args:
-        handler: answers a request; runs on the event loop or in a worker thread, awaits nothing but BatchTasks, and
+        handler: answers a request; runs on the event loop or in a worker thread, awaits nothing but Pauses, and
             never raises.
         host: the address to listen on; "" means every one, IPv6 and IPv4.
         port: 0 lets the system choose.
@@ -76,7 +75,6 @@ class HttpServer:
         self._thread = threading.Thread(target=self.loop.run_forever, name="rest-loop", daemon=True)
         # The longest of the recent requests, forgotten slowly; starts high, so that the first ones go to the workers.
         self._slowest_seconds = 1.0
-        self._large_answers: set[str] = set()
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -143,24 +141,18 @@ class HttpServer:
         """Whether to answer a request on the event loop; health and status must not queue behind slow models."""
         if request.method != "POST":
             return True
-        if self._slowest_seconds >= _INLINE_SECONDS or len(request.body) >= _INLINE_BODY_BYTES:
-            return False
-        return request.target not in self._large_answers
+        return self._slowest_seconds < _INLINE_SECONDS and len(request.body) < _INLINE_BODY_BYTES
 
-    def note_large_answer(self, request: Request) -> None:
-        """Answer the next requests like this one in a worker: to write so much JSON takes long."""
-        if len(self._large_answers) < _MAX_LARGE_TARGETS:
-            self._large_answers.add(request.target)
-
-    def step(self, answering: Answering) -> Response | BatchTask:
-        """Run the handler to its end or to the next batch it waits for, and remember how long it took."""
+    def step(self, answering: Answering, is_long: bool) -> Response | Pause:
+        """Run the handler to its end or to its next pause, and remember how long it took unless it is known to be long."""
         started = time.perf_counter()
         try:
             return answering.send(None)
         except StopIteration as end:
             return end.value
         finally:
-            self._slowest_seconds = max(time.perf_counter() - started, self._slowest_seconds * _DECAY)
+            if not is_long:
+                self._slowest_seconds = max(time.perf_counter() - started, self._slowest_seconds * _DECAY)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Call something on the event loop; from any thread. What comes before the loop wakes shares its wake-up."""

@@ -25,7 +25,9 @@ _INTEGERS = frozenset(
 )
 # absl::StrCat writes six significant digits; when those do not read back exactly, max_digits10 are written.
 _MAX_DIGITS10 = {dtypes.FLOAT: 9, dtypes.DOUBLE: 17}
-_BLOCK_VALUES = 65_536  # turned to text at a time: a value takes ten times as much memory as a Python object
+# Turned to text at a time: a value takes ten times as much memory as a Python object, and other threads have to wait as
+# long as a call into C takes.
+_BLOCK_VALUES = 8_192
 
 
 def predictions(outputs: Mapping[str, np.ndarray], key: str = "predictions") -> bytes:
@@ -141,10 +143,22 @@ def _pieces(alias: str, array: np.ndarray, level: int) -> Iterator[str]:
 
 def _column(alias: str, array: np.ndarray, level: int) -> str:
     """The text of a whole array, one value a line; `level` counts the brackets open around it."""
-    texts = _tokens(alias, array, level + array.ndim)
-    for axis in range(array.ndim - 1, -1, -1):
-        texts = [_lines(group, level + axis) for group in _groups(texts, array.shape, axis)]
-    return texts[0]
+    return _lines(_items(alias, array, level + 1), level) if array.ndim else _tokens(alias, array, level)[0]
+
+
+def _items(alias: str, array: np.ndarray, level: int) -> list[str]:
+    """The texts of the parts of an array, of a large one as many joined as fit into a block."""
+    if array.size > _BLOCK_VALUES:
+        num_parts = _BLOCK_VALUES * len(array) // array.size
+        if num_parts == 0:
+            return [_column(alias, part, level) for part in array]
+        separator = ",\n" + "    " * level
+        blocks = (array[start : start + num_parts] for start in range(0, len(array), num_parts))
+        return [separator.join(_items(alias, block, level)) for block in blocks]
+    texts = _tokens(alias, array, level + array.ndim - 1)
+    for axis in range(array.ndim - 1, 0, -1):
+        texts = [_lines(group, level + axis - 1) for group in _groups(texts, array.shape, axis)]
+    return texts
 
 
 def _groups(texts: list[str], shape: tuple[int, ...], axis: int) -> list[list[str]]:
@@ -157,7 +171,8 @@ def _lines(items: list[str], level: int) -> str:
     if not items:
         return "[]"
     indent = "\n" + "    " * (level + 1)
-    return "[" + indent + ("," + indent).join(items) + "\n" + "    " * level + "]"
+    text = ("," + indent).join(items)
+    return f"[{indent}{text}\n{'    ' * level}]"  # each + would copy it once more
 
 
 def _tokens(alias: str, array: np.ndarray, level: int) -> list[str]:

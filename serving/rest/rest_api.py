@@ -12,14 +12,17 @@ import logging
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
+
 from serving import inference
 from serving.access.limits import Gate, retry_after_header
+from serving.batching.scheduler import LongWork
 from serving.calls import CallContext, Models, OpenModel
 from serving.errors import HTTP_STATUS, Code, ServingError, invalid_argument
 from serving.monitoring.metrics import Metrics
@@ -39,6 +42,9 @@ _STATUS = re.compile(
 )
 _ROUTES = {"POST": _PREDICTION, "GET": _STATUS}
 _MAX_UNCOMPRESSED_BYTES = 100_000_000  # util/net_http/compression/gzip_zlib.h
+# Past it the text of an answer takes more than about a millisecond.
+_MAX_QUICK_CHARACTERS = 32_768
+_CHARACTERS_OF_A_NUMBER = 10
 _DOCS_PAGE = Path(__file__).with_name("pages") / "docs.html"
 _NOT_FOUND_PAGE = (
     b"<HTML><HEAD>\n<TITLE>404 Not Found</TITLE>\n</HEAD><BODY>\n<H1>Not Found</H1>\n</BODY></HTML>\n"  # libevent's
@@ -180,7 +186,7 @@ class RestApi:
         return None
 
     async def handle(self, request: Request) -> Response:
-        """Answer a request; every failure becomes a response. All it ever awaits is a BatchTask."""
+        """Answer a request; every failure becomes a response. All it ever awaits are Pauses."""
         return self._with_cors(await self._handle(request))
 
     def _with_cors(self, response: Response) -> Response:
@@ -274,10 +280,12 @@ class RestApi:
             return await self._explain(route, request)
         if route.verb == "classify":
             found = await self._infer(route, request, inference.CLASSIFY)
-            return json_response.classifications(found.labels, found.scores)
+            labels, scores = found.labels, found.scores
+            return await _written(lambda: json_response.classifications(labels, scores), (labels, scores))
         if route.verb == "regress":
             found = await self._infer(route, request, inference.REGRESS)
-            return json_response.regressions(found.values)
+            values = found.values
+            return await _written(lambda: json_response.regressions(values), (values,))
         raise invalid_argument(f"Malformed request: {request.method} {request.target}")
 
     def _open(self, route: Route, request: Request) -> OpenModel:
@@ -359,8 +367,20 @@ async def _answer(model: OpenModel, name: str, document: Mapping[str, Any], key:
     inputs, body_format = json_request.parse_inputs(document, signature.inputs)
     outputs = await model.run_later(name, inputs)
     if body_format == json_request.ROW:
-        return json_response.predictions(outputs, key)
-    return json_response.columns(outputs)
+        return await _written(lambda: json_response.predictions(outputs, key), outputs.values())
+    return await _written(lambda: json_response.columns(outputs), outputs.values())
+
+
+async def _written(write: Callable[[], bytes], arrays: Iterable[np.ndarray]) -> bytes:
+    """The body that `write` makes of arrays; not on the event loop if that takes long."""
+    if sum(map(_num_characters, arrays)) > _MAX_QUICK_CHARACTERS:
+        await LongWork()
+    return write()
+
+
+def _num_characters(array: np.ndarray) -> int:
+    """About how long the text of an array is."""
+    return sum(map(len, array.flat)) if array.dtype.kind == "O" else _CHARACTERS_OF_A_NUMBER * array.size
 
 
 def error_response(error: ServingError) -> Response:

@@ -38,6 +38,28 @@ def test_a_written_artifact_reads_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+def test_an_artifact_knows_all_that_it_was_made_from(tmp_path: Path) -> None:
+    def make(name: str, **inputs: Path) -> Path:
+        with artifacts.writing(tmp_path / name, step=name, inputs=inputs, config=ValidateConfig()) as out:
+            (out.path / "file").write_text(name)
+            out.result = Result(len(inputs))
+        return tmp_path / name
+
+    examples = make("examples")
+    model = make("model", examples=examples)
+    known = artifacts.read_manifest(make("exported", model=model)).ancestors
+    assert list(known) == ["examples", "model"]
+    assert known["model"]["inputs"] == {"examples": artifacts.read_manifest(examples).digest}
+    assert (known["examples"]["step"], known["examples"]["result"]) == ("examples", {"number": 0})
+    assert known["model"]["config"] == ValidateConfig().model_dump()
+    assert len(known["model"]["source"]) == 64
+    # What is given is what counts, not what another input has seen of that name.
+    before = known["examples"]["digest"]
+    write(tmp_path / "examples", "others")
+    both = artifacts.ancestors_of({"examples": tmp_path / "examples", "model": model})
+    assert both["examples"]["digest"] == artifacts.read_manifest(tmp_path / "examples").digest != before
+
+
 def test_same_content_same_digest_and_other_content_another(tmp_path: Path) -> None:
     for name, content in (("a", "x"), ("b", "x"), ("c", "y")):
         write(tmp_path / name, content)
@@ -201,8 +223,12 @@ def test_the_champion_is_part_of_what_evaluation_follows_from(tmp_path: Path) ->
 def test_a_users_modules_count_wherever_they_lie_and_installed_ones_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_net.py").write_text("import json\nimport numpy\nfrom my_layers import Gate\n")
+    (tmp_path / "my_net.py").write_text("import json\nimport numpy\nimport of_the_system\nfrom my_layers import Gate\n")
     (tmp_path / "my_layers.py").write_text("Gate = 1\n")
+    system = tmp_path / "usr/lib/python3/dist-packages"
+    system.mkdir(parents=True)
+    (system / "of_the_system.py").write_text("")
+    monkeypatch.syspath_prepend(system)
     monkeypatch.syspath_prepend(tmp_path)
     assert set(artifacts.source_digests(["my_net"])) == {"my_net", "my_layers"}
 

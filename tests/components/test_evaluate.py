@@ -41,6 +41,11 @@ def test_metrics_are_those_of_the_models_answers(taxi: StepRun, tmp_path: Path) 
     assert cash["metrics"]["accuracy"] == pytest.approx((answers[rows].argmax(axis=1) == labels[rows]).mean())
     assert sum(piece["num_examples"] for piece in result.slices) == len(labels)
     assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["metrics"] == result.metrics
+    confusion = result.confusion_matrix
+    assert confusion is not None and confusion["classes"] == ["no", "yes"]
+    assert np.trace(confusion["rows"]) / np.sum(confusion["rows"]) == result.metrics["test"]["accuracy"]
+    assert [sum(row) for row in confusion["rows"]] == np.bincount(labels).tolist()
+    assert result.roc_curve == metrics.roc_curve(labels, answers)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 from components import formats, model_files
 from components.artifacts import read_manifest
 from components.config import CompressConfig, ExportConfig, OptimizeConfig
+from components.convert import Converter, convert
 from components.errors import HeadraceError
 from components.examples import ExamplesInfo, Feature, read_arrays
+from components.export import export as export_step
 from components.export import write_saved_model
 from components.preprocessing import FittedOp, Preprocessing
 from models import tabular
@@ -170,6 +172,23 @@ def test_every_other_kind_is_written_with_the_names_of_the_classes(
     assert "probabilities" in (exported / "pictures/onnx.svg").read_text()
 
 
+def test_forms_that_were_converted_apart_make_the_same_artifact(
+    taxi: StepRun, uncompressed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ExportConfig(formats=["tflite", "onnx"])
+    export(taxi, tmp_path / "whole", uncompressed, formats=config.formats)
+    inputs = {name: taxi.path(name) for name in ("examples", "transform", "model", "optimized")}
+    for kind in config.formats:
+        assert convert(**inputs, converted=tmp_path / kind, kind=kind, config=config).kind == kind
+    monkeypatch.setattr(Converter, "convert", None)
+    converted = [tmp_path / "onnx", tmp_path / "tflite"]
+    inputs |= {"statistics": taxi.path("statistics"), "compressed": uncompressed}
+    export_step(**inputs, exported=tmp_path / "apart", config=config, converted=converted)
+    whole, apart = (read_manifest(tmp_path / name) for name in ("whole", "apart"))
+    assert apart == whole
+    assert (tmp_path / "apart/pictures/onnx.svg").is_file()
+
+
 def test_the_optimized_model_is_an_inexact_form(taxi: StepRun, uncompressed: Path, tmp_path: Path) -> None:
     student = {"name": "tabular", "args": {"hidden_dims": [8], "embedding_dim": 2}}
     stages = [{"method": "distill", "epochs": 1, "student": student}]
@@ -239,7 +258,7 @@ def test_features_that_no_layer_matches_stop_the_step(taxi: StepRun, uncompresse
 
 
 def test_a_regression_is_served_by_regress(tmp_path: Path) -> None:
-    columns = {"width": Feature("float"), "price": Feature("float")}
+    columns = {"width": Feature("float"), "unused": Feature("string"), "price": Feature("float")}
     info = ExamplesInfo(columns, "price", "regression", None, {"train": 1})
     params = {"mean": 2.0, "std": 3.0, "log": False, "missing_indicator": True}
     fitted = {"width": FittedOp("normalize", "width", params, FeatureSpec((2,), "float32"))}

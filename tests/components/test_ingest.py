@@ -20,7 +20,7 @@ from components.errors import ConfigError, DataError
 from components.examples import read_arrays, read_info
 from components.ingest import ingest, read_source, sources
 from components.ingest.columns import features_of, row_values
-from tests.contracts import check_source
+from components.ingest.contract import check_source
 
 TAXI = Path(__file__).parents[2] / "configs" / "data" / "chicago_taxi.csv.gz"
 BY_COLUMN = SplitConfig(method="column", column="part")

@@ -23,6 +23,44 @@ def test_area_under_roc_of_one_class_is_not_defined() -> None:
     assert math.isnan(metrics.area_under_roc(np.ones(3, int), np.array([0.1, 0.2, 0.3])))
 
 
+def test_the_roc_curve_has_the_rates_of_its_thresholds_and_the_area_of_the_statistic() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 300)
+    scores = rng.integers(0, 40, 300) / 40
+    curve = metrics.roc_curve(labels, np.stack([1 - scores, scores], axis=1), num_points=10_000)
+    for threshold, false_positive_rate, true_positive_rate in curve:
+        assert false_positive_rate == (scores[labels == 0] >= threshold).mean()
+        assert true_positive_rate == (scores[labels == 1] >= threshold).mean()
+    _, x, y = np.array(curve).T
+    assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
+    area = ((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum()
+    assert area == pytest.approx(metrics.area_under_roc(labels, scores), abs=1e-12)
+
+
+def test_a_long_roc_curve_is_thinned_from_end_to_end() -> None:
+    rng = np.random.default_rng(0)
+    labels, scores = rng.integers(0, 2, 5000), rng.random(5000)
+    curve = metrics.roc_curve(labels, np.stack([1 - scores, scores], axis=1))
+    assert 90 < len(curve) <= 101
+    assert (curve[0][1:], curve[-1][1:]) == ((0.0, 0.0), (1.0, 1.0))
+
+
+def test_the_roc_curve_of_several_classes_takes_each_answer_for_a_yes_or_no() -> None:
+    labels = np.array([0, 1, 2])
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8]])
+    curve = metrics.roc_curve(labels, probabilities)
+    assert [point[1:] for point in curve if point[0] in (0.7, 0.5, 0.4)] == [(0, 2 / 3), (1 / 6, 2 / 3), (1 / 6, 1)]
+
+
+def test_one_class_alone_has_no_roc_curve() -> None:
+    assert metrics.roc_curve(np.zeros(3, int), np.full((3, 2), 0.5)) == []
+
+
+def test_the_confusion_matrix_has_labels_as_rows_and_answers_as_columns() -> None:
+    probabilities = np.array([[0.9, 0.1, 0], [0.1, 0.9, 0], [0.1, 0.9, 0], [0.1, 0.2, 0.7]])
+    assert metrics.confusion_matrix(np.array([0, 0, 1, 1]), probabilities) == [[1, 1, 0], [0, 1, 1], [0, 0, 0]]
+
+
 def test_calibration_error_by_hand() -> None:
     # Of 15 bins the tenth, (0.6, 0.667], holds 0.65 and 0.66 (one of two right), the fourteenth 0.9 (wrong), the last 0.95
     # and 1 (both right).

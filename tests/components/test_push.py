@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from components import formats
-from components.config import PushConfig
-from components.errors import ArtifactError, NotBlessedError
+from components import formats, lineage
+from components.config import CardConfig, PushConfig, RegistryConfig
+from components.errors import ArtifactError, HeadraceError, NotBlessedError
 from tests.components.exports import copy_of
+from tests.components.hub import Hub, serving
 from tests.conftest import StepRun
 
 
-def push(taxi: StepRun, path: Path, destination: Path, keep: int = 2, **changed: Path) -> Any:
+def push(
+    taxi: StepRun, path: Path, destination: Path, keep: int = 2, registry: RegistryConfig | None = None, **changed: Path
+) -> Any:
     inputs = {name: changed.get(name, taxi.path(name)) for name in ("model", "evaluation", "exported", "proof")}
-    config = PushConfig(destination=str(destination), name="taxi", keep_versions=keep, resolved_config="name: taxi\n")
+    config = PushConfig(
+        destination=str(destination),
+        name="taxi",
+        keep_versions=keep,
+        resolved_config="name: taxi\n",
+        card=CardConfig(intended_use="Tips."),
+        registry=registry,
+    )
     return taxi.call("push", path, config, **inputs)
 
 
@@ -95,12 +106,43 @@ def test_push_takes_only_what_the_proof_speaks_of(taxi: StepRun, tmp_path: Path)
     assert not (tmp_path / "other").exists()
 
 
+def test_the_card_and_the_lineage_go_with_the_version(taxi: StepRun, tmp_path: Path) -> None:
+    version = Path(push(taxi, tmp_path / "pushed", tmp_path / "served").version_path)
+    events = json.loads((version / "assets.extra/lineage.json").read_text())
+    assert [event["job"]["name"] for event in (events[0], events[-1])] == ["taxi.ingest", "taxi.push"]
+    (data,) = events[0]["inputs"]
+    assert data["name"] == taxi.config.data.path
+    assert list(lineage.breaks(events)) == []
+    (pushed,) = events[-1]["outputs"]
+    assert (pushed["namespace"], pushed["name"]) == ("file", str(version))
+    files = {str(file.relative_to(version)) for file in version.rglob("*") if file.is_file()}
+    added = ("config.yaml", "formats.json", "headrace.json", "lineage.json", "model_card.html", "model_card.md")
+    assert set(pushed["facets"]["headrace_files"]["sha256"]) == files - {f"assets.extra/{name}" for name in added}
+    assert list(lineage.changed_files(version, events)) == []
+    card = (version / "assets.extra/model_card.md").read_text()
+    assert "**Intended use**: Tips." in card.splitlines()
+    assert f"| test | {taxi.result('ingest').num_examples['test']:,} |" in card.splitlines()
+    assert "<h1>Model card: taxi</h1>" in (version / "assets.extra/model_card.html").read_text()
+    for name in ("lineage.json", "model_card.md", "model_card.html"):
+        assert (tmp_path / "pushed" / name).read_text() == (version / "assets.extra" / name).read_text()
+
+
+def uncompared(taxi: StepRun, path: Path) -> Path:
+    """The evaluation, had no champion been asked for."""
+    shutil.copytree(taxi.path("evaluation"), path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["made_from"]["config"]["champion"] = None
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
+
+
 def test_push_keeps_a_rollback_and_forgets_the_oldest(taxi: StepRun, tmp_path: Path) -> None:
     base = tmp_path / "served" / "taxi"
     for number in (3, 8, 11):
         (base / str(number)).mkdir(parents=True)
         (base / str(number) / "saved_model.pb").write_bytes(b"another")
-    result = push(taxi, tmp_path / "pushed", tmp_path / "served")
+    evaluation = uncompared(taxi, tmp_path / "evaluation")
+    result = push(taxi, tmp_path / "pushed", tmp_path / "served", evaluation=evaluation)
     assert (result.version, result.rollback_version) == (12, 11)
     assert sorted(p.name for p in base.iterdir()) == ["11", "12"]
 
@@ -114,6 +156,56 @@ def test_push_refuses_a_model_that_is_not_blessed(taxi: StepRun, tmp_path: Path)
         push(taxi, tmp_path / "pushed", tmp_path / "served", evaluation=tmp_path / "evaluation")
     assert not (tmp_path / "served").exists()
     assert NotBlessedError.exit_code == 3
+
+
+def test_push_refuses_a_blessing_that_was_won_against_another_champion(taxi: StepRun, tmp_path: Path) -> None:
+    """Two runs are blessed beside the same champion; the second to push has not been compared with the first."""
+    base = tmp_path / "served" / "taxi"
+    (base / "4").mkdir(parents=True)
+    (base / "4" / "saved_model.pb").write_bytes(b"pushed meanwhile")
+    with pytest.raises(
+        ArtifactError, match=rf"The champion is another one \({base}/4\) than the model was compared with"
+    ):
+        push(taxi, tmp_path / "pushed", tmp_path / "served")
+    assert [p.name for p in base.iterdir()] == ["4"]
+    assert not (tmp_path / "pushed").exists()
+
+
+def test_a_version_without_its_graph_is_no_champion(taxi: StepRun, tmp_path: Path) -> None:
+    (tmp_path / "served/taxi/4/variables").mkdir(parents=True)
+    assert push(taxi, tmp_path / "pushed", tmp_path / "served").version == 5
+
+
+def test_two_pushes_of_one_export_at_a_time_make_one_version(taxi: StepRun, tmp_path: Path) -> None:
+    for name in ("model", "evaluation", "exported", "proof"):
+        taxi.path(name)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda n: push(taxi, tmp_path / f"pushed_{n}", tmp_path / "served"), range(4)))
+    assert [result.version for result in results] == [1] * 4
+    assert [p.name for p in (tmp_path / "served/taxi").iterdir()] == ["1"]
+
+
+def test_a_pushed_version_is_recorded_in_the_registry(taxi: StepRun, tmp_path: Path) -> None:
+    hub = Hub()
+    with serving(hub) as url:
+        registry = RegistryConfig(url=url)
+        hub.faults = [500]
+        with pytest.raises(HeadraceError, match="answered 500"):
+            push(taxi, tmp_path / "pushed", tmp_path / "served", registry=registry)
+        assert (tmp_path / "served/taxi/1/saved_model.pb").is_file()
+        result = push(taxi, tmp_path / "pushed", tmp_path / "served", registry=registry)
+        elsewhere = RegistryConfig(url=url, destination_uri="pvc://models/served")
+        push(taxi, tmp_path / "again", tmp_path / "served", registry=elsewhere)
+    assert result.version == 1
+    version = hub.resources["model_version"][result.registry_version_id]
+    properties = {
+        name: next(value for key, value in each.items() if key != "metadataType")
+        for name, each in version["customProperties"].items()
+    }
+    assert properties["test_auc"] == taxi.result("evaluate").metrics["test"]["auc"]
+    assert len(properties["data_fingerprint"]) == len(properties["model_digest"]) == 64
+    uris = [artifact["uri"] for artifact in hub.resources["model_artifact"].values()]
+    assert uris == [f"file://{tmp_path}/served/taxi/1", "pvc://models/served/taxi/1"]
 
 
 def test_push_refuses_a_proof_of_another_export(taxi: StepRun, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from models import resnet
+from models.contract import check_model, predict, random_inputs
 from models.spec import FeatureSpec, OutputSpec
-from tests.contracts import check_model, predict, random_inputs
 from tests.models.converters import run_onnx, run_tflite
 
 IMAGE = {"image": FeatureSpec((12, 10, 3), "float32")}

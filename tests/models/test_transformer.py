@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from models import transformer
+from models.contract import check_model, predict, random_inputs
 from models.spec import FeatureSpec, OutputSpec
-from tests.contracts import check_model, predict, random_inputs
 from tests.models.converters import run_onnx, run_tflite
 
 TEXT = {"text": FeatureSpec((11,), "int64", num_categories=30, is_sequence=True)}

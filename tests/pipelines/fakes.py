@@ -18,7 +18,7 @@ from components.artifacts import Output
 from components.external import PUSH_RECORD
 from pipelines.config import PipelineConfig
 from pipelines.local import run
-from pipelines.steps import STEPS, Step
+from pipelines.steps import STEPS, Step, steps_of
 
 Work = Callable[[Output, dict[str, Path], Any], dict[str, Any]]
 
@@ -65,6 +65,10 @@ def config_of(**sections: Any) -> PipelineConfig:
     return PipelineConfig.model_validate(settings(**sections))
 
 
+# Those of a run in which nothing is tuned.
+UNTUNED = steps_of(config_of())
+
+
 def table(*works: Work, calls: list[str] | None = None) -> tuple[FakeStep, ...]:
     """Three steps in a row and one behind the gate; `works` replace what the first ones do."""
     calls = [] if calls is None else calls
@@ -105,6 +109,9 @@ EVALUATION = {
 }
 
 
+HISTORY = [{"train_loss": 0.5, "validation_auc": 0.91}, {"train_loss": 0.4, "validation_auc": None}]
+
+
 def real_table(*, blessed: bool = True) -> tuple[FakeStep, ...]:
     """Stand-ins for STEPS that leave artifacts which the real steps would take for their own."""
 
@@ -133,7 +140,11 @@ def real_table(*, blessed: bool = True) -> tuple[FakeStep, ...]:
     def optimize(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
         return write_words(output, inputs, config) | {"stages": []}
 
-    works = {"evaluate": evaluate, "optimize": optimize, "compress": compress, "verify": verify}
+    def train(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
+        (output.path / "history.json").write_text(json.dumps(HISTORY))
+        return write_words(output, inputs, config) | {"epochs": len(HISTORY)}
+
+    works = {"train": train, "evaluate": evaluate, "optimize": optimize, "compress": compress, "verify": verify}
 
     def deploy(output: Output, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
         return write_words(output, inputs, config) | {"version": 1, "stable": 1, "canary": None, "canary_share": 0.0}

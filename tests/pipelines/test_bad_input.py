@@ -26,8 +26,8 @@ import pytest
 from components import artifacts
 from components.external import versions
 from pipelines.local import main, only_run_in
-from pipelines.steps import STEPS
 from tests.conftest import PROJECT
+from tests.pipelines.fakes import UNTUNED as STEPS
 
 CONFIG = str(PROJECT / "configs/chicago_taxi.yaml")
 SMALL = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -89,6 +91,26 @@ def test_every_command_is_there(name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"headrace {name}" in done.stdout
+
+
+def commands_below(command: click.Command) -> Iterator[click.Command]:
+    """A command and its sub-commands, at any depth."""
+    yield command
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from commands_below(inner)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_is_short_to_ask_for_and_says_everything(name: str) -> None:
+    code, output = invoke(name, "-h")
+    assert code == 0
+    assert (code, output) == invoke(name, "--help")
+    module, _, attribute = cli.COMMANDS[name][0].partition(":")
+    for command in commands_below(getattr(importlib.import_module(module), attribute)):
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        assert command.help, command.name
+        assert [option.name for option in options if not option.help] == [], command.name
 
 
 def test_predict_takes_its_options_at_once() -> None:

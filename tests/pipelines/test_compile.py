@@ -12,12 +12,13 @@ import yaml
 from click.testing import CliRunner
 from google.protobuf import json_format
 
+from components.errors import ConfigError
 from pipelines.compile import compile_pipeline, main
 from pipelines.config import PipelineConfig, load_config
 from pipelines.training import build_pipeline
 
 PROJECT = Path(__file__).parents[2]
-CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
+CONFIGS = [*sorted((PROJECT / "configs").glob("*.yaml")), Path(__file__).with_name("on_kubeflow.yaml")]
 TINY = {
     "name": "tiny",
     "data": {"path": "data.csv", "task": "binary"},
@@ -27,9 +28,9 @@ TINY = {
 
 def golden_text(config: Path) -> str:
     """The pipeline of a configuration without what changes with the code of the steps."""
-    return re.sub(
-        r"\b[0-9a-f]{64}\b", "<digest of the code>", compile_pipeline(load_config(config), image="headrace:golden")
-    )
+    loaded = load_config(config)
+    text = compile_pipeline(loaded, image=loaded.kubeflow.image or "headrace:golden")
+    return re.sub(r"constant: [0-9a-f]{64}\b", "constant: <digest of the code>", text)
 
 
 def golden_file(config: Path) -> Path:
@@ -43,10 +44,12 @@ def test_the_pipeline_of_each_config_is_the_golden_one(config: Path) -> None:
     assert golden_text(config) == golden_file(config).read_text(), message
 
 
-def test_the_text_holds_the_whole_pipeline() -> None:
-    config = PipelineConfig.model_validate(TINY)
-    spec = json_format.MessageToDict(build_pipeline(config).pipeline_spec)
-    assert yaml.safe_load(compile_pipeline(config)) == spec
+@pytest.mark.parametrize("kubeflow", [{}, {"active_deadline_seconds": 60}], ids=["plain", "with a platform"])
+def test_the_text_holds_the_whole_pipeline(kubeflow: dict[str, Any]) -> None:
+    config = PipelineConfig.model_validate(TINY | {"kubeflow": kubeflow})
+    pipeline = build_pipeline(config)
+    messages = [pipeline.pipeline_spec, *([pipeline.platform_spec] if kubeflow else [])]
+    assert list(yaml.safe_load_all(compile_pipeline(config))) == list(map(json_format.MessageToDict, messages))
 
 
 def test_the_same_config_gives_the_same_bytes_in_another_process_and_folder(tmp_path: Path) -> None:
@@ -72,8 +75,53 @@ def test_the_same_config_gives_the_same_bytes_in_another_process_and_folder(tmp_
 
 def test_code_and_configuration_can_be_read_in_it() -> None:
     text = compile_pipeline(PipelineConfig.model_validate(TINY))
-    assert '\n                   "epochs": 10,\n' in text
+    assert re.search(r'\n +"epochs": 10,\n', text)
     assert "\n              from components.kfp_components import run_step\n" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            {"data": {"path": "x" * 10_000}},
+            "The pipeline's run-time parameters are 10,016 characters long, most of it 'data_path'; Kubeflow takes 10,000.",
+        ),
+        (
+            {"data": {"classes": [f"class {i:06}" for i in range(9000)]}},
+            r"Step '(ingest|fingerprint)' would be given 1[\d,]+ bytes, 135,001 of them its setting 'classes'; Linux takes",
+        ),
+    ],
+    ids=["parameter", "argument"],
+)
+def test_what_kubeflow_would_refuse_is_refused_before(config: dict[str, Any], text: str) -> None:
+    tree = {name: TINY.get(name, {}) | section for name, section in config.items()}  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=text):
+        compile_pipeline(PipelineConfig.model_validate(TINY | tree))
+
+
+def test_a_notification_whose_secret_no_pod_would_have_is_refused() -> None:
+    mail = {"host": "h", "sender": "s", "recipients": ["r"], "user": "$SMTP_USER", "password": "$SMTP_PASSWORD"}
+    secrets = {name: {"secret": "smtp", "key": name.lower()} for name in ("SMTP_USER", "SMTP_PASSWORD")}
+    for given, missing in (([], "SMTP_USER"), (["SMTP_USER"], "SMTP_PASSWORD")):
+        pods = {"summary": {"secret_env": {name: secrets[name] for name in given}}}
+        config = PipelineConfig.model_validate(TINY | {"notify": {"email": mail}, "kubeflow": {"steps": pods}})
+        with pytest.raises(ConfigError, match=rf"notify reads \${missing}, which .*secret_env: {{{missing}: {{secret"):
+            compile_pipeline(config)
+    pods = {"summary": {"secret_env": secrets}}
+    compile_pipeline(PipelineConfig.model_validate(TINY | {"notify": {"email": mail}, "kubeflow": {"steps": pods}}))
+
+
+def test_a_pipeline_that_etcd_would_refuse_is_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PipelineConfig.model_validate(TINY | {"train": {"frozen": ["x" * 20_000]}})
+    documents = [yaml.safe_load(compile_pipeline(config)), {}]
+    size = sum(len(json.dumps(each, separators=(",", ":"), ensure_ascii=False).encode()) for each in documents)
+    monkeypatch.setattr("pipelines.compile.MOST_PIPELINE_BYTES", size)
+    compile_pipeline(config)
+    monkeypatch.setattr("pipelines.compile.MOST_PIPELINE_BYTES", size - 1)
+    with pytest.raises(
+        ConfigError, match=f"{size:,} bytes long; .* The largest step is .*, 20,\\d* of them its setting"
+    ):
+        compile_pipeline(config)
 
 
 @pytest.fixture

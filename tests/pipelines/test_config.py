@@ -324,6 +324,11 @@ def test_arguments_are_a_config_and_overrides(tmp_path: Path, monkeypatch: pytes
     installed.write_text(HEAD)
     assert split_arguments(["seed=3"]) == (installed, ["seed=3"])
     Path("configs").mkdir()
+    Path("configs/own.yaml").write_text(HEAD)
+    assert split_arguments([]) == (Path("configs/own.yaml"), [])
+    Path("configs/quick.yaml").write_text(HEAD)
+    with pytest.raises(ConfigError, match=r"several here. Give one of configs/own.yaml, configs/quick.yaml"):
+        split_arguments([])
     Path("configs/chicago_taxi.yaml").write_text(HEAD)
     assert split_arguments([]) == (Path("configs/chicago_taxi.yaml"), [])
 
@@ -342,17 +347,47 @@ def test_resolved_has_every_setting_reads_back_and_leaves_out_what_is_inherited(
 
 
 def test_inherited_settings_reach_their_steps(tmp_path: Path) -> None:
-    config = load(tmp_path, HEAD, "seed=7", "transform.features.words={op: text, input: body}", "push.destination=d")
+    config = load(
+        tmp_path,
+        HEAD,
+        "seed=7",
+        "transform.features.words={op: text, input: body}",
+        "push.destination=d",
+        "deploy.manifests=m",
+    )
     assert config.step_config("train").seed == 7
     assert config.step_config("train").model == config.model
     assert config.step_config("validate").text_features == ["body"]
     assert config.step_config("evaluate").champion_path == "d/tiny"
     assert config.step_config("push").name == "tiny"
+    assert config.step_config("push").manifests == config.step_config("evaluate").manifests == "m"
     for section, cls in SECTIONS.items():
         config.step_config(section)
         for field in inherited_fields(cls):
             with pytest.raises(ConfigError, match=f"{section}.{field}: this is set at the top"):
                 load(tmp_path, HEAD, f"{section}.{field}=x")
+
+
+def test_tracking_may_be_its_kind_alone(tmp_path: Path) -> None:
+    short = load(tmp_path, HEAD, "tracking=mlflow")
+    assert short == load(tmp_path, HEAD + "tracking: {kind: mlflow}\n") == load(tmp_path, resolved(short))
+    assert load(tmp_path, HEAD + "tracking:\n").tracking is None
+    assert {"const": "mlflow"} in json_schema()["properties"]["tracking"]["anyOf"]
+    assert problems(tmp_path, HEAD, "tracking=mlfow") == [
+        "override 'tracking=mlfow': tracking.kind: 'mlfow' is none of: mlflow. Did you mean 'mlflow'?"
+    ]
+    assert problems(tmp_path, HEAD + "tracking: {url: http://mlflow}\n") == [
+        "c.yaml:6: tracking.url: there is no such key. Did you mean 'uri'?"
+    ]
+
+
+def test_card_and_registry_reach_the_step_that_writes_them(tmp_path: Path) -> None:
+    text = HEAD + "card: {caveats: Chicago only.}\nregistry: {url: http://hub:8080/}\n"
+    push = load(tmp_path, text).step_config("push")
+    assert (push.card.caveats, push.registry.url) == ("Chicago only.", "http://hub:8080")
+    assert problems(tmp_path, HEAD + "registry: {token_env: T}\n") == [
+        "c.yaml:6: registry.url: this is required and not set: Its address, as in http://model-registry-service.kubeflow:8080"
+    ]
 
 
 def test_yaml_that_is_written_is_quoted_for_both_versions_of_yaml() -> None:
@@ -410,4 +445,5 @@ def _marks_of_inheritance(value: Any) -> Iterator[Any]:
 def test_every_section_is_in_the_tree() -> None:
     fields = {field.alias or name: field.annotation for name, field in PipelineConfig.model_fields.items()}
     sections = {name: cls for name, cls in fields.items() if isinstance(cls, type) and issubclass(cls, Section)}
-    assert {name: cls for name, cls in sections.items() if name != "model"} == SECTIONS
+    no_steps = ("model", "card", "kubeflow")
+    assert {name: cls for name, cls in sections.items() if name not in no_steps} == SECTIONS

@@ -90,16 +90,24 @@ def test_a_change_reruns_what_follows_from_it_and_no_more(taxi_run: local.RunRes
 
 
 def test_the_same_pipeline_through_kfp_gives_the_same_bytes(taxi_run: local.RunResult, tmp_path: Path) -> None:
-    config = load("chicago_taxi", tmp_path, *SMALL_TAXI)
+    config = load("chicago_taxi", tmp_path, *SMALL_TAXI, "kubeflow.parallel_export=true")
     through_kfp = training.run_local(config, tmp_path, console=Console(file=io.StringIO()))
     assert through_kfp.exit_code == 0
     for name in ("examples", "statistics", "transform", "model"):
         ours, theirs = (artifacts.read_manifest(result.run_dir / name) for result in (taxi_run, through_kfp))
         assert ours.files == theirs.files, name
     assert through_kfp.result_of("evaluate") == taxi_run.result_of("evaluate")
+    forms = [_converted_forms(result.run_dir) for result in (taxi_run, through_kfp)]
+    assert forms[0] == forms[1] and len(forms[0]) == 2
     answers = [_answers_of_export(result.run_dir) for result in (taxi_run, through_kfp)]
     np.testing.assert_array_equal(*answers)
     assert (tmp_path / "served/chicago_taxi/1/saved_model.pb").is_file()
+
+
+def _converted_forms(run_dir: Path) -> dict[str, Any]:
+    """Size and digest of each file that may be converted in a task of its own."""
+    files = artifacts.read_manifest(run_dir / "exported").files
+    return {name: files[name] for name in files if name in ("tflite/model_float32.tflite", "onnx/model.onnx")}
 
 
 def _answers_of_export(run_dir: Path) -> np.ndarray:

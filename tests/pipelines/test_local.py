@@ -150,6 +150,7 @@ def test_a_failing_step_ends_the_run_and_is_in_the_summary(tmp_path: Path) -> No
     assert {path.name for path in (tmp_path / "tiny").iterdir()} == {
         ".lock",
         "config.yaml",
+        "lineage.json",
         "log.txt",
         "made",
         "summary.json",

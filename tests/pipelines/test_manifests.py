@@ -10,8 +10,9 @@ from click.testing import CliRunner, Result
 
 from components.errors import ArtifactError, ConfigError
 from pipelines import manifests
-from serving.manifests.documents import HEADER
-from serving.manifests.render import CONFIG_FILE, TARGETS
+from serving.manifests.config import ServingManifestConfig
+from serving.manifests.documents import CONFIG_FILE, HEADER
+from serving.manifests.render import TARGETS
 
 MODEL = ("model_name=chicago_taxi", "model_uri=pvc://models/chicago_taxi")
 
@@ -28,7 +29,9 @@ def test_settings_come_from_file_and_overrides(tmp_path: Path) -> None:
     (tmp_path / "serving.yaml").write_text(
         "model_name: taxi\nmodel_uri: pvc://models/taxi\nreplicas: {min: 3, max: 6}\n"
     )
-    config = manifests.load_manifest_config(tmp_path / "serving.yaml", ["replicas.max=5", "batching={}"])
+    config = manifests.load_manifest_config(
+        tmp_path / "serving.yaml", ["replicas.max=5", "batching={}"], ServingManifestConfig
+    )
     assert (config.replicas.min, config.replicas.max, config.batching is not None) == (3, 5, True)
 
 
@@ -36,7 +39,7 @@ def test_problems_have_a_place(tmp_path: Path) -> None:
     file = tmp_path / "serving.yaml"
     file.write_text("model_name: taxi\nmodel_uri: http://x/y\nreplica: {min: 3}\n")
     with pytest.raises(ConfigError) as caught:
-        manifests.load_manifest_config(file, ["resources.memory=lots"])
+        manifests.load_manifest_config(file, ["resources.memory=lots"], ServingManifestConfig)
     message = str(caught.value)
     assert f"{file}:2: model_uri: expected pvc://claim/path" in message
     assert f"{file}:3: replica: there is no such key. Did you mean 'replicas'?" in message
@@ -69,7 +72,7 @@ def test_written_files_give_themselves_again(target: str, tmp_path: Path) -> Non
     again = invoke(str(first / CONFIG_FILE), "--target", target, "--output", str(second))
     assert again.exit_code == 0, again.output
     assert tree(first) == tree(second)
-    assert list(manifests._NEXT_STEP) == list(TARGETS)
+    assert list(manifests._NEXT_STEP) == [*TARGETS, "training"]
 
 
 def test_a_second_call_replaces_the_folder(tmp_path: Path) -> None:
@@ -117,3 +120,13 @@ def test_nothing_half_written_stays(tmp_path: Path) -> None:
         manifests.write_whole({"b": HEADER}, output / "a" / "deploy")
     assert tree(tmp_path) == {"deploy/a": HEADER}
     assert [path.name for path in tmp_path.iterdir()] == ["deploy"]
+
+
+def test_what_distributed_training_needs(tmp_path: Path) -> None:
+    output = tmp_path / "training"
+    wrong = invoke("--target", "training", "namespace=team-a", "imag=i", "--output", str(output))
+    assert wrong.exit_code == 2 and "Did you mean 'image'?" in wrong.output and not output.exists()
+    result = invoke("--target", "training", "namespace=team-a", "image=headrace:1", "--output", str(output))
+    assert result.exit_code == 0 and f"kubectl apply -f {output}" in result.output
+    objects = [each for text in tree(output).values() for each in yaml.safe_load_all(text)]
+    assert sorted(each["kind"] for each in objects) == ["ClusterTrainingRuntime", "Role", "RoleBinding"]

@@ -144,7 +144,7 @@ def test_webhook(place: _Place, chat: Any, monkeypatch: pytest.MonkeyPatch) -> N
         "status": "alarm",
         "alarms": [ALARM],
     }
-    with pytest.raises(HeadraceError, match="the environment variable HOOK holds no URL"):
+    with pytest.raises(HeadraceError, match="the environment variable HOOK is not set"):
         place.look(webhook="$HOOK", cool_down_seconds=0)
     monkeypatch.setenv("HOOK", url)
     place.look(webhook="$HOOK", cool_down_seconds=0)

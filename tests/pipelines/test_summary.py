@@ -7,9 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from pipelines.local import RunResult, StepRun
-from pipelines.summary import curl_command, print_summary, worst_slices
+from pipelines.summary import (
+    curl_command,
+    evaluation_page,
+    html,
+    markdown,
+    print_summary,
+    verification_page,
+    worst_slices,
+)
 from tests.pipelines import fakes
 
 
@@ -111,6 +120,39 @@ def test_whole_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve = f"--model_base_path={tmp_path}/serving_models/tiny --port=8500 --rest_api_port=8501"
     assert f"python -m serving --model_name=tiny {serve}\n" in text
     assert "curl http://localhost:8501/v1/models/tiny/metadata\n" in text
+
+
+def _run(results: dict[str, dict[str, Any]]) -> RunResult:
+    failed = StepRun("monitor", "failed", 0.5, None, ("no [labels] | <b>none</b>",))
+    return RunResult(
+        Path("runs"), [*(StepRun(name, "done", 1.0, result) for name, result in results.items()), failed], 1
+    )
+
+
+def test_the_summary_in_markdown_has_every_table() -> None:
+    text = markdown("tiny failed", ["one\ntwo"], _run(RESULTS), 50)
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    assert [token.type for token in tokens].count("table_open") == 5
+    cells = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type in ("td_open", "th_open")]
+    assert "no [labels] | <b>none</b>" in cells
+    assert "payment_type=Other<br>(60 examples)" in cells
+    assert cells[cells.index("auc *") :][:6] == ["auc *", "0.9500", "0.9400", "0.6500", "0.7100", "0.5000"]
+    assert text.startswith("# tiny failed\n\none  \ntwo\n\n## Steps\n\n| step | state | seconds | why |\n")
+
+
+def test_the_summary_as_a_page_shows_markup_and_does_not_obey_it() -> None:
+    page = html("tiny <failed>", ["one\ntwo"], _run(RESULTS), 50)
+    assert "<h1>tiny &lt;failed&gt;</h1>\n<p>one<br>two</p>\n<h2>Steps</h2>" in page
+    assert "<td>no [labels] | &lt;b&gt;none&lt;/b&gt;</td>" in page
+    assert page.count("<table>") == 5
+
+
+def test_pages_of_steps_have_every_slice_and_every_form() -> None:
+    evaluated, verified = evaluation_page(VERDICT), verification_page(RESULTS["verify"])
+    for value, examples, auc in (("Other", 60, 0.65), ("Cash", 900, 0.71), ("Card", 800, 0.93)):
+        assert f"<td>payment_type={value}</td><td>{examples}</td><td>{auc:.4f}</td>" in evaluated
+    assert "<td>tflite_float32</td>" in verified
+    assert "Slices" not in evaluation_page(VERDICT | {"slices": []})
 
 
 @pytest.mark.parametrize("missing", RESULTS)

@@ -203,7 +203,7 @@ def test_wrong_parameters_of_a_version_fail_its_load(tmp_path: Path) -> None:
             "must match max_batch_size; last entry was 2; expected 1000",
         ),
         ("max_batch_size: 2", ["--enable_batching"], 1, "is no BatchingParameters in protobuf's text format: 1:17"),
-        ("", [], 2, "--batching_parameters_file is given without --enable_batching"),
+        ("", [], 2, "--batching_parameters_file does nothing without --enable_batching; give both"),
     ],
 )
 def test_wrong_flags(tmp_path: Path, text: str, flags: list[str], exit_code: int, message: str) -> None:

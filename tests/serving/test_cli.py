@@ -25,7 +25,7 @@ from serving.__main__ import main as serve_command
 from serving.__main__ import tensorflow_model_server
 from serving.client import GrpcClient
 from serving.client.commands import main
-from serving.flags import IGNORED
+from serving.flags import IGNORED, NEEDS, NEEDS_AS_TF_SERVING, check_needs
 from serving.request_log import log as request_log
 from serving.server import ModelServer
 from tests.serving import models
@@ -137,6 +137,42 @@ def test_flags_that_mean_nothing_here_are_named(capsys: pytest.CaptureFixture[st
     assert flags_of(*given, "--use_alts_credentials=false", "--platform_config_file=") == flags_of()
     lines = capsys.readouterr().err.splitlines()
     assert sorted(lines) == sorted(f"Warning: --{name} is ignored: {why}" for name, why in IGNORED.items())
+
+
+GIVEN = {
+    "batching_parameters_file": __file__,
+    "monitoring_config_file": __file__,
+    "rest_api_ssl_config_file": __file__,
+    "request_log_format": "parquet",
+    "enable_per_model_batching_parameters": "true",
+    "allow_version_labels_for_unavailable_models": "true",
+    "rest_api_enable_cors_support": "true",
+    "strict_json": "true",
+}
+WITH = {
+    "enable_batching": "--enable_batching",
+    "otlp_traces_endpoint": "--otlp_traces_endpoint=http://x",
+    "model_config_file": f"--model_config_file={__file__}",
+}
+WITHOUT = {"rest_api_port": "--rest_api_port=0", "enable_model_warmup": "--enable_model_warmup=false"}
+
+
+@pytest.mark.parametrize(("name", "needed"), (NEEDS | NEEDS_AS_TF_SERVING).items())
+def test_flags_that_do_nothing_without_another(name: str, needed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def check(*arguments: str) -> str:
+        with serve_command.make_context("serving", list(arguments)) as context:
+            check_needs(context)
+        return capsys.readouterr().err
+
+    without = [WITHOUT[needed]] if needed in WITHOUT else []
+    given = f"--{name}={GIVEN.get(name, '1')}"
+    if name in NEEDS:
+        with pytest.raises(click.UsageError, match=f"^--{name} does nothing without --{needed}; give both$"):
+            check(given, *without)
+    else:
+        assert check(given, *without) == f"Warning: --{name} is ignored without --{needed}\n"
+    assert check(*without) == ""
+    assert check(given, WITH.get(needed, f"--{needed}=1")) == ""
 
 
 def test_help_and_versions_are_those_of_the_console_command_too() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from serving.backends import load as backends
 from serving.client import RestClient
-from serving.errors import ServingError
+from serving.errors import Code, ServingError
 from serving.server import ModelServer, load_version
 from serving.settings import LoadSettings
 from tests.serving import fuzz_models, models
@@ -196,6 +196,17 @@ def test_version_that_would_end_the_process_is_refused(deadly: Path) -> None:
         load_version(deadly)
     model = load_version(deadly, LoadSettings(trial_load="never"))
     np.testing.assert_allclose(model.run("serving_default", {"x": X})["y"], Y, rtol=1e-5)
+
+
+def test_trial_load_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "1").mkdir()
+    save_layer_as_onnx(tmp_path / "1" / "model.onnx")
+    settings = LoadSettings(trial_load="always", trial_load_timeout_seconds=0.5)
+    with pytest.raises(ServingError, match=r"not done after 0\.5 s; a larger --trial_load_timeout_seconds") as raised:
+        load_version(tmp_path / "1", settings)
+    assert raised.value.code is Code.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize(("trial_load", "is_tried"), [("auto", False), ("always", True), ("never", False)])

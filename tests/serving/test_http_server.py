@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from serving.batching.scheduler import LongWork
+from serving.rest import http_connection
 from serving.rest.http_server import HttpServer
 from serving.rest.rest_api import Request, Response
 
@@ -234,7 +236,7 @@ def test_quick_requests_run_on_the_loop_and_slow_ones_on_workers() -> None:
     def handler(request: Request) -> Response:
         threads.append(threading.current_thread().name)
         time.sleep(0.02 if request.target == "/slow" else 0)
-        return Response(200, bytes(100_000 if request.target == "/large" else 0))
+        return Response(200)
 
     with serve(handler) as server, connect(server.port) as connection:
 
@@ -243,10 +245,6 @@ def test_quick_requests_run_on_the_loop_and_slow_ones_on_workers() -> None:
             head = b""
             while b"\r\n\r\n" not in head:
                 head += connection.recv(65_536)
-            head, _, body = head.partition(b"\r\n\r\n")
-            missing = int(head.split(b"Content-Length: ")[1].split()[0]) - len(body)
-            while missing:
-                missing -= len(connection.recv(missing))
 
         def wait_for_the_loop() -> None:
             for _ in range(300):
@@ -258,14 +256,67 @@ def test_quick_requests_run_on_the_loop_and_slow_ones_on_workers() -> None:
         ask("/quick")
         assert threads[-1].startswith("rest_")  # nothing is known yet
         wait_for_the_loop()
-        ask("/large")  # from now on it is known that its answers are
-        wait_for_the_loop()
-        ask("/large")
-        assert threads[-1].startswith("rest_")
-        wait_for_the_loop()
         ask("/slow")
         ask("/quick")
         assert threads[-1].startswith("rest_")
+
+
+def test_long_work_goes_to_a_worker_and_the_loop_goes_on() -> None:
+    threads: list[str] = []
+    began, release = threading.Event(), threading.Event()
+
+    async def handler(request: Request) -> Response:
+        threads.append(threading.current_thread().name)
+        if request.method == "POST":
+            await LongWork()
+            threads.append(threading.current_thread().name)
+            began.set()
+            assert release.wait(5)
+        return echo(request)
+
+    server = HttpServer(handler, "127.0.0.1", 0, 5.0)
+    server.start()
+    server._slowest_seconds = 0.0  # what is known of the requests so far
+    try:
+        with connect(server.port) as connection:
+            connection.sendall(post("/long", b""))
+            assert began.wait(5)
+            assert bodies(talk(server.port, b"GET /health HTTP/1.1\r\n\r\n")) == [b"GET /health "]
+            release.set()
+            assert connection.recv(65_536).endswith(b"POST /long ")
+            assert threads[0] == threads[2] == "rest-loop" and threads[1].startswith("rest_")
+            connection.sendall(post("/long", b""))  # how long it took says nothing of how quick the next one begins
+            assert connection.recv(65_536).endswith(b"POST /long ")
+            assert threads[3] == "rest-loop"
+            server._slowest_seconds = 1.0
+            connection.sendall(post("/long", b""))
+            assert connection.recv(65_536).endswith(b"POST /long ")
+            assert threads[5] == threads[6]  # in a worker already
+    finally:
+        server.stop(grace_seconds=1)
+
+
+@pytest.mark.parametrize("headers", [[], ["Connection: close"]], ids=["kept", "closed"])
+def test_a_large_answer_waits_for_its_client(headers: list[str]) -> None:
+    """No more of it is in the socket's buffer than the client takes up, however slowly that is."""
+    answer = bytes(range(256)) * 65_536
+
+    with serve(lambda request: Response(200, answer, "text/plain"), None) as server, connect(server.port) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        connection.sendall(post("/large", b"", *headers))
+        received = connection.recv(1000)
+        (served,) = server.connections
+        while len(received) < len(answer):
+            assert served._transport.get_write_buffer_size() <= 2 * http_connection._PIECE_BYTES
+            received += connection.recv(1 << 20)
+        if headers:
+            received += read_until_closed(connection)
+        else:
+            while not received.endswith(answer):
+                received += connection.recv(65_536)
+            connection.sendall(post("/small", b"", "Connection: close"))
+            assert bodies(read_until_closed(connection)) == [answer]
+        assert bodies(received) == [answer]
 
 
 def test_health_is_answered_while_all_workers_are_busy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -25,10 +26,11 @@ from serving.calls import Call, CallContext
 from serving.client import GrpcClient, RestClient
 from serving.errors import Code, ServingError
 from serving.protos import PredictionLog
+from serving.request_log import files as request_log_files
 from serving.request_log import log as request_log
 from serving.request_log import parquet as request_log_parquet
 from serving.request_log import sink as request_log_sink
-from serving.request_log.files import log_files
+from serving.request_log.files import log_files, rotated_files
 from serving.request_log.log import LogRecord, RequestLog, Rotation, read_records, write_records
 from serving.request_log.parquet import ParquetSink
 from serving.request_log.tfrecord_format import TfrecordSink
@@ -348,6 +350,51 @@ def test_files_rotate_by_size_and_age_and_the_oldest_go(
         sink.write([record(number, 2000)])
     assert len(log_files(file)) == 3 + 8
     sink.close()
+
+
+@pytest.mark.parametrize("when", ["listed", "listed twice", "read"])
+def test_a_file_that_is_rotated_meanwhile_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The server renames what it has filled, and begins a new file, at the worst moment for a reader."""
+    file, clock = tmp_path / "log.tfrecord", Clock()
+    sink = TfrecordSink(file, Rotation(max_seconds=60), clock)
+    for number in range(2):
+        sink.write([record(number)])
+        clock.now += 60 * (number == 0)
+        sink.rotate()
+    assert ids(file) == ["id-0", "id-1"]
+    moments = {"listed": [1], "listed twice": [1, 3], "read": []}[when]
+    calls = itertools.count(1)
+
+    def rotate() -> None:
+        clock.now += 60
+        sink.rotate()
+        sink.write([record(int(clock.now))])
+
+    def rotated_late(path: Path) -> list[Path]:
+        found = rotated_files(path)
+        if next(calls) in moments:
+            rotate()  # what was `path` has another name now, which is not among those found
+        return found
+
+    monkeypatch.setattr(request_log_files, "rotated_files", rotated_late)
+    found = []
+    for each in read_records(file):
+        if when == "read" and not found:
+            rotate()
+        found.append(each.request_id)
+    sink.close()
+    assert found[:2] == ["id-0", "id-1"]
+
+
+def test_a_file_that_is_deleted_meanwhile_is_left_out(tmp_path: Path) -> None:
+    for number in range(3):
+        write_records(tmp_path / f"{number}.tfrecord", [record(number)])
+    found = read_records(tmp_path)
+    assert next(found).request_id == "id-0"
+    (tmp_path / "1.tfrecord").unlink()
+    assert [each.request_id for each in found] == ["id-2"]
 
 
 def test_parquet_files_are_whole_or_absent(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ import pytest
 
 from serving import dtypes
 from serving.backends.signatures import Signature
-from serving.batching.scheduler import finish
+from serving.batching.scheduler import LongWork, finish
 from serving.calls import Models
 from serving.errors import Code, ServingError
 from serving.manager import ModelManager
 from serving.protos import SignatureDef
-from serving.rest import json_response
+from serving.rest import json_response, rest_api
+from serving.rest.http_server import HttpServer
 from serving.rest.rest_api import Request, Response, RestApi
 from serving.served_model import ModelConfig
 from serving.versions import all_versions
@@ -153,3 +156,60 @@ def test_cors_is_an_option(manager: ModelManager, target: str) -> None:
         "Access-Control-Allow-Methods": "POST, GET",
         "Access-Control-Allow-Headers": "Content-Type",
     }
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "num_pauses"),
+    [
+        ("predict", {"instances": [[1.0]] * 4}, 0),
+        ("predict", {"instances": [[1.0]] * 5}, 1),
+        ("predict", {"inputs": [[1.0]] * 5}, 1),
+        ("classify", {"signature_name": "classify", "examples": [{"x": 1.0}] * 4}, 0),
+        ("classify", {"signature_name": "classify", "examples": [{"x": 1.0}] * 5}, 1),
+    ],
+)
+def test_a_large_answer_says_so_before_it_is_written(
+    manager: ModelManager, monkeypatch: pytest.MonkeyPatch, verb: str, body: Any, num_pauses: int
+) -> None:
+    monkeypatch.setattr(rest_api, "_MAX_QUICK_CHARACTERS", 40)
+    api = RestApi(Models(manager), lambda: False)
+    steps = api.handle(Request("POST", f"/v1/models/m:{verb}", {}, json.dumps(body).encode()))
+    for _ in range(num_pauses):
+        assert isinstance(steps.send(None), LongWork)
+    with pytest.raises(StopIteration) as end:
+        steps.send(None)
+    assert end.value.value.status == 200
+
+
+def test_a_long_string_is_a_large_answer() -> None:
+    assert rest_api._num_characters(np.array([b"x" * 7, "yy"], object)) == 9
+
+
+def test_health_is_answered_while_a_large_answer_is_written(
+    manager: ModelManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of its kind, when requests have been quick so far and so are answered on the event loop."""
+    writing, release = threading.Event(), threading.Event()
+
+    def write_slowly(outputs: Any, key: str) -> bytes:
+        writing.set()
+        assert release.wait(5)
+        return b"written"
+
+    monkeypatch.setattr(rest_api, "_MAX_QUICK_CHARACTERS", 10)
+    monkeypatch.setattr(json_response, "predictions", write_slowly)
+    server = HttpServer(RestApi(Models(manager), lambda: False).handle, "127.0.0.1", 0, 5.0)
+    server._slowest_seconds = 0.0
+    server.start()
+    connections = [HTTPConnection("127.0.0.1", server.port, timeout=5) for _ in range(2)]
+    try:
+        connections[0].request("POST", "/v1/models/m:predict", json.dumps({"instances": [1.0, 2.0]}))
+        assert writing.wait(5)
+        connections[1].request("GET", "/healthz/live")
+        assert connections[1].getresponse().read() == b'{"status": "alive"}'
+        release.set()
+        assert connections[0].getresponse().read() == b"written"
+    finally:
+        for connection in connections:
+            connection.close()
+        server.stop(grace_seconds=1)

@@ -87,7 +87,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     def fail(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(traffic_module.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
         write_traffic(tmp_path, Traffic(2))
     assert read_traffic(tmp_path) == Traffic(1)

@@ -13,8 +13,8 @@ import numpy as np
 from keras import layers, ops
 
 from models import resnet, tabular, transformer
+from models.contract import random_inputs
 from models.spec import FeatureSpec, OutputSpec
-from tests.contracts import random_inputs
 
 Arrays = dict[str, np.ndarray]
 CLASSES = OutputSpec("multiclass", 4)

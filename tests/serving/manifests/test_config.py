@@ -27,6 +27,7 @@ from tests.serving.manifests.configs import make_config
         ({"canary": {"version": 4}}, "a canary needs a stable_version beside it"),
         ({"stable_version": 4, "canary": {"version": 4}}, "canary.version and stable_version are both 4"),
         ({"stable_version": 3, "canary": {"version": 4, "method": "gateway"}}, "needs gateway.name"),
+        ({"canary": {"method": "gateway"}}, "needs gateway.name"),
         (
             {"stable_version": 3, "canary": {"version": 4, "method": "replicas"}},
             "canary.percent 10 cannot be had by replicas: 1 beside 2 is 33 percent. Set replicas.min to 9",
@@ -79,7 +80,10 @@ def test_with_versions() -> None:
     assert more.canary is not None
     assert (more.canary.percent, more.canary.method) == (50, "gateway")
     done = with_versions(more, stable_version=4)
-    assert (done.stable_version, done.canary) == (4, None)
+    assert (done.stable_version, done.canary_on_trial) == (4, None)
     assert with_versions(done, stable_version=4, canary_version=5, canary_percent=0) == done
+    again = with_versions(done, stable_version=4, canary_version=5, canary_percent=5)
+    assert again.canary is not None and again.canary.method == "gateway"
+    assert with_versions(make_config("pinned"), stable_version=4).canary is None
     with pytest.raises(ValidationError, match="are both 4"):
         with_versions(config, stable_version=4, canary_version=4, canary_percent=5)

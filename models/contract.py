@@ -1,19 +1,15 @@
-"""What your own code must do to run in headrace. Call these from a test of your own.
+"""What a model builder must do to run in headrace. Call `check_model` from a test of your own.
 
 Example:
-    from tests.contracts import check_model, check_source
+    from models.contract import check_model
 
     def test_my_model():
         check_model(my_nets.build, {"x": FeatureSpec((8,), "float32")}, OutputSpec("multiclass", 3), hidden_dim=16)
-
-    def test_my_source():
-        check_source(my_data.source, path="my_data.db", table="trips")
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,18 +17,14 @@ from typing import Any
 
 import keras
 import numpy as np
-import pyarrow as pa
 import tensorflow as tf
 
-from components.errors import DataError
-from components.ingest.columns import features_of, row_values
 from models.spec import FeatureSpec, InputSpec, OutputSpec
 
 Arrays = dict[str, np.ndarray]
 
 VARYING_SIZE = 9  # What stands for a `None` in a feature's shape.
 BATCH_SIZE = 4
-MAX_SOURCE_BATCHES = 3
 
 
 def check_model(build: Callable[..., keras.Model], input_spec: InputSpec, output_spec: OutputSpec, **args: Any) -> None:
@@ -188,51 +180,3 @@ def _dtype_policy(name: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(previous)
-
-
-def check_source(source: Callable[..., Any], *, path: str | None = None, **args: Any) -> None:
-    """Assert that `ingest` can read a source: batches of one schema, types that features hold, the same rows each time.
-
-    Args:
-        source: The function, called as `source(path=path, **args)`.
-        path: The config's `data.path`.
-        args: The config's `data.args`.
-
-    Raises:
-        AssertionError: with what the source did, and what it should do.
-    """
-    first, second = (_read_source(source, path, args) for _ in range(2))
-    assert first, "the source yielded nothing; it should yield pyarrow.RecordBatch"
-    names = first[0].schema.names
-    assert len(set(names)) == len(names), f"two columns have one name: {names}"
-    for batch in first:
-        assert features_of(batch.schema) == _source_features(first[0]), (
-            f"the schema changes from {first[0].schema} to {batch.schema}; every batch must have the same"
-        )
-        for name, feature in features_of(batch.schema).items():
-            assert len(row_values(name, batch.column(name), feature)) == batch.num_rows
-    assert len(first) == len(second), "read a second time, the source yielded another number of batches"
-    for one, other in zip(first, second, strict=True):
-        assert one.equals(other), "read a second time, the source yielded other rows; same arguments, same rows"
-
-
-def _read_source(source: Callable[..., Any], path: str | None, args: dict[str, Any]) -> list[pa.RecordBatch]:
-    """The first batches."""
-    try:
-        inspect.signature(source).bind(path=path, **args)
-    except TypeError as error:
-        raise AssertionError(f"the source cannot be called as source(path=..., **{args}): {error}") from error
-    batches = []
-    for batch in source(path=path, **args):
-        assert isinstance(batch, pa.RecordBatch), f"the source yielded a {type(batch).__name__}, not a RecordBatch"
-        batches.append(batch)
-        if len(batches) == MAX_SOURCE_BATCHES:
-            break
-    return batches
-
-
-def _source_features(batch: pa.RecordBatch) -> Any:
-    try:
-        return features_of(batch.schema)
-    except DataError as error:
-        raise AssertionError(str(error)) from error

@@ -3,8 +3,8 @@
 import keras
 import pytest
 
+from models.contract import check_model
 from models.spec import FeatureSpec, OutputSpec
-from tests.contracts import check_model
 
 SPEC = {"x": FeatureSpec((4,), "float32")}
 OUTPUT = OutputSpec("multiclass", 3)
