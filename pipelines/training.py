@@ -3,6 +3,7 @@
 kfp reads annotations as types, so there is no `from __future__ import annotations`.
 """
 
+import builtins
 import contextlib
 import importlib.metadata
 import io
@@ -287,12 +288,13 @@ def _scratch(root: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _kfp_local(runner: Any, root: str) -> Iterator[None]:
     """Make pipelines run here when they are called, for the length of the block; kfp itself has no way back."""
-    before = kfp_local_config.LocalExecutionConfig.instance
+    before, original_print = kfp_local_config.LocalExecutionConfig.instance, builtins.print
     local.init(runner, pipeline_root=root)
     try:
         yield
     finally:
         kfp_local_config.LocalExecutionConfig.instance = before
+        builtins.print = original_print  # two tasks at a time leave one of their own, which indents
 
 
 def _take_over(run_dir: Path, root: Path, steps: Sequence[Step], seconds: dict[str, float]) -> RunResult:

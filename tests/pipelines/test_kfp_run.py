@@ -1,5 +1,6 @@
 """The pipeline run by kfp.local for real, over tiny steps: `components` of the working directory goes first."""
 
+import builtins
 import io
 import json
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kfp import local
 from kfp.local import config as kfp_local_config
 from rich.console import Console
 
@@ -330,6 +332,13 @@ def test_a_form_that_cannot_be_converted_is_named(project: Path, hook: Any) -> N
         run_local(config, project / "runs", console=Console(file=io.StringIO()))
     [told] = hook.received
     assert (told["state"], told["step"], told["reasons"]) == ("failed", "convert-coreml", ["no such operation"])
+
+
+def test_what_kfp_makes_of_print_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "print", original := lambda *values, **options: None)
+    with training._kfp_local(local.SubprocessRunner(use_venv=False), str(tmp_path)):
+        builtins.print = lambda *values, **options: None
+    assert builtins.print is original
 
 
 def test_python3_in_a_path_is_refused_as_kfp_would_rewrite_it(tmp_path: Path) -> None:
