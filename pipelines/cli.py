@@ -31,8 +31,6 @@ COMMANDS = {
     "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
 }
 
-_HELP = ["-h", "--help"]
-
 
 class LazyGroup(click.Group):
     """A group that imports a sub-command when it is called, so that the list of them costs nothing."""
@@ -75,7 +73,7 @@ def _call(target: str, arguments: list[str], command_path: str) -> Any:
     module_name, _, attribute = target.partition(":")
     function = getattr(importlib.import_module(module_name), attribute)
     if isinstance(function, click.Command):
-        return function.main(arguments, prog_name=command_path, help_option_names=_HELP)
+        return function.main(arguments, prog_name=command_path)
     raise SystemExit(function(arguments))
 
 
@@ -92,7 +90,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": _HELP})
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
 def main() -> None:
     """From raw data to a served, monitored Keras model."""

@@ -37,7 +37,7 @@ def _print_versions(context: click.Context, parameter: click.Parameter, value: b
         context.exit()
 
 
-@click.command(cls=flag.Command)
+@click.command(cls=flag.Command, context_settings={"help_option_names": ["-h", "--help"]})
 @flag.models("--model_name", default="default", show_default=True, help="Name of the model in requests.")
 @flag.models(
     "--model_base_path",

@@ -167,7 +167,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(context_settings={"help_option_names": ["-h", "--help"]})  # `headrace predict` is this alone
 @_connected
 @_VERSION
 @_SIGNATURE

@@ -107,7 +107,7 @@ def _decorated(command: Callable[..., Any], decorators: Sequence[Callable[..., A
     return command
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @_placed
 @click.option("--version", type=int, default=None, help="The version.  [default: the newest in FOLDER]")
 @click.option(
@@ -139,7 +139,7 @@ def deploy(version: int | None, shares: Sequence[float], watch: bool, **options:
     _exit(run)
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @_placed
 @click.option("--if_healthy", is_flag=True, help="Only if the servers' metrics say so: wait until they do.")
 @_observed
@@ -160,7 +160,7 @@ def promote(if_healthy: bool, **options: Any) -> None:
     _exit(run)
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @_placed
 def rollback(**options: Any) -> None:
     """Take back the version on trial; if none is, go back to the version before."""
