@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,29 +18,6 @@ if TYPE_CHECKING:
     from tests.seaweedfs import ObjectStore
 
 PROJECT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_is_at_the_start() -> None:
-    """What libraries do to logging in one test must not blind the next ones; absl changes the root's level."""
-    logging.disable(logging.NOTSET)
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("serving") and isinstance(logger, logging.Logger):
-            logger.disabled, logger.propagate = False, True
-            logger.setLevel(logging.NOTSET)
-    logging.getLogger("serving").setLevel(logging.WARNING)
-
-
-@pytest.fixture
-def warnings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]:
-    """Collects what a module warns of, whatever other tests' libraries have done to logging."""
-
-    def collect(module: ModuleType) -> list[str]:
-        messages: list[str] = []
-        monkeypatch.setattr(module.logger, "warning", lambda text, *values: messages.append(text % values))
-        return messages
-
-    return collect
 
 
 @pytest.fixture(scope="session")

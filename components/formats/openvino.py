@@ -108,7 +108,8 @@ def _to_openvino(network: Network, form: str) -> Any:
 
 def _quantized(network: Network, model: Any, calibration: Arrays) -> Any:
     nncf = require("nncf", "openvino")
-    nncf.set_log_level(logging.ERROR)
+    # Not nncf.set_log_level, which also sets every handler that anyone has put there, such as pytest's of all loggers.
+    logging.getLogger("nncf").setLevel(logging.ERROR)
     batches = list(_batches(network, calibration))
     # Each batch's own range, averaged, is the default; of few examples it cuts off what the others reach.
     ranges = require("nncf.quantization.range_estimator", "openvino").RangeEstimatorParametersSet.MINMAX

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import tensorflow as tf
 from onnx import TensorProto, helper
 from tensorflow.lite.tools import flatbuffer_utils
 
-from serving.backends import litert_model, load
+from serving.backends import litert_model
 from serving.backends.load import load_model
 from serving.client import GrpcClient, RestClient
 from serving.client.model_info import TensorInfo, VersionStatus
@@ -126,8 +126,7 @@ def test_choice_of_the_backend(together: Path) -> None:
 
 
 @pytest.mark.parametrize("inputs", ["raw", "transformed"])
-def test_files_that_the_pipeline_pushed(tmp_path: Path, inputs: str, warnings_of: Callable[[Any], list[str]]) -> None:
-    warnings = warnings_of(load)
+def test_files_that_the_pipeline_pushed(tmp_path: Path, inputs: str, caplog: pytest.LogCaptureFixture) -> None:
     save_layer_as_onnx(tmp_path / "onnx" / "model.onnx")
     forms = [
         {"path": "saved_model", "inputs": "raw"},
@@ -139,7 +138,7 @@ def test_files_that_the_pipeline_pushed(tmp_path: Path, inputs: str, warnings_of
     model = load_model(tmp_path, LoadSettings(backend="onnx"))
     np.testing.assert_allclose(model.run("serving_default", {"x": X})["y"], Y, rtol=1e-5)
     hint = "onnx/model.onnx takes what the signature transform of its SavedModel gives, not raw features"
-    assert (hint in "".join(warnings)) == (inputs == "transformed")
+    assert (hint in caplog.text) == (inputs == "transformed")
     with pytest.raises(ServingError) as raised:
         model.run("serving_default", {"fare": X})
     assert (hint in raised.value.message) == (inputs == "transformed")

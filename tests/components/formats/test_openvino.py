@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -85,6 +86,16 @@ def test_int8_takes_its_ranges_from_the_calibration(network: Network, resnet: Ca
         # Of all examples, not the average over batches, which NNCF takes by default.
         assert limits[-1] == pytest.approx(np.abs(images).max(), rel=0.02)
     assert limits[1] == pytest.approx(3 * limits[0], rel=1e-2)
+
+
+def test_what_others_log_is_not_silenced_with_nncf(network: Network, resnet: Case, tmp_path: Path) -> None:
+    handler = logging.NullHandler()
+    logging.getLogger("nncf").addHandler(handler)  # as pytest does with its own
+    try:
+        convert_openvino(network, tmp_path / "m.xml", form="int8", calibration={"image": resnet.features["image"]})
+    finally:
+        logging.getLogger("nncf").removeHandler(handler)
+    assert handler.level == logging.NOTSET
 
 
 def test_the_file_says_what_it_is(network: Network, resnet: Case, tmp_path: Path) -> None:
