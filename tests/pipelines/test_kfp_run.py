@@ -6,9 +6,6 @@ import json
 import re
 import shutil
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -243,26 +240,6 @@ def test_an_artifact_that_kfp_says_is_there_but_is_not_stops_the_run(
     assert not (project / "runs/tiny_run/kfp/examples").exists()
 
 
-class _Hook(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hook() -> Iterator[Any]:
-    """A server that notes what is posted to its `url`."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Hook) as server:
-        server.received, server.url = [], f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        yield server
-        server.shutdown()
-
-
 @pytest.fixture
 def outputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Fills with what kfp was given by each task: its artifacts with their metadata, and the texts of pages."""
@@ -310,7 +287,7 @@ def test_the_end_of_a_run_is_told_even_if_a_step_fails(
     _fail_with(project, "DataError('data.csv has no column.')")
     with pytest.raises(DataError, match="has no column"):
         run_local(config, project / "runs", console=Console(file=io.StringIO()))
-    [told] = hook.received
+    [(_, told)] = hook.received
     assert (told["name"], told["state"], told["step"]) == ("tiny_run", "failed", "ingest")
     assert told["reasons"] == ["data.csv has no column."]
     assert (
@@ -321,7 +298,7 @@ def test_the_end_of_a_run_is_told_even_if_a_step_fails(
 def test_the_end_of_a_run_without_a_blessing_is_told(project: Path, hook: Any) -> None:
     config = _config(minimum=0.95, notify={"webhook": hook.url})
     assert run_local(config, project / "runs", console=Console(file=io.StringIO())).exit_code == 3
-    [told] = hook.received
+    [(_, told)] = hook.received
     assert (told["state"], told["step"], told["metrics"]) == ("not_blessed", None, {"auc": 0.9})
     assert told["reasons"] == ["failed: auc 0.9 is below 0.95"]
 
@@ -330,7 +307,7 @@ def test_a_form_that_cannot_be_converted_is_named(project: Path, hook: Any) -> N
     config = _config(kubeflow={"parallel_export": True}, export={"formats": ["coreml"]}, notify={"webhook": hook.url})
     with pytest.raises(HeadraceError, match="Step 'convert' failed: ValueError: no such operation"):
         run_local(config, project / "runs", console=Console(file=io.StringIO()))
-    [told] = hook.received
+    [(_, told)] = hook.received
     assert (told["state"], told["step"], told["reasons"]) == ("failed", "convert-coreml", ["no such operation"])
 
 

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -110,33 +107,13 @@ def test_a_command_that_fails_is_an_error_and_is_tried_again(place: _Place) -> N
     assert len(place.calls) == 1
 
 
-class _Chat(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def chat() -> Iterator[Any]:
-    with HTTPServer(("127.0.0.1", 0), _Chat) as server:
-        server.received, server.status = [], 200
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        yield server
-        server.shutdown()
-
-
-def test_webhook(place: _Place, chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"http://127.0.0.1:{chat.server_port}/hook"
-    chat.status = 500
+def test_webhook(place: _Place, hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = hook.url
+    hook.answers += [500, 204]
     with pytest.raises(HeadraceError, match="the webhook answered 500"):
         place.look(webhook=url)
-    chat.status = 204
     assert place.look(webhook=url) == 4
-    [_, received] = chat.received
+    [_, (_, received)] = hook.received
     assert received == {
         "text": "m: 1 alarms: skew of fare",
         "model": "m",
@@ -148,7 +125,7 @@ def test_webhook(place: _Place, chat: Any, monkeypatch: pytest.MonkeyPatch) -> N
         place.look(webhook="$HOOK", cool_down_seconds=0)
     monkeypatch.setenv("HOOK", url)
     place.look(webhook="$HOOK", cool_down_seconds=0)
-    assert len(chat.received) == 3
+    assert len(hook.received) == 3
 
 
 RUN = """

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import email.policy
-import json
 import ssl
-import threading
 from collections.abc import Iterator
 from email.message import EmailMessage
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -34,40 +31,9 @@ FAILED = Ending(
 )
 
 
-class _Hook(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.received.append((self.path, body))
-        status = self.server.answers.pop(0) if self.server.answers else 200
-        self.send_response(status)
-        if status == 302:
-            self.send_header("Location", "/login")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.server.received.append((self.path, None))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BACKOFF_SECONDS", 0)
-
-
-@pytest.fixture
-def web() -> Iterator[Any]:
-    """A server that notes what is posted, and answers with the statuses in `answers`, then 200."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Hook) as server:
-        server.received, server.answers = [], []
-        server.url = f"http://127.0.0.1:{server.server_port}/services/T0/secret"
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        yield server
-        server.shutdown()
 
 
 class _Mailbox:
@@ -139,9 +105,9 @@ def _mail(port: int, **changed: Any) -> dict[str, Any]:
     return {"email": settings | {"user": "mailer", "password": "$SMTP_PASSWORD"} | changed}
 
 
-def test_a_webhook_gets_the_end_as_json(web: Any) -> None:
-    assert notify(NotifyConfig(webhook=web.url), FAILED) == []
-    [(path, body)] = web.received
+def test_a_webhook_gets_the_end_as_json(hook: Any) -> None:
+    assert notify(NotifyConfig(webhook=hook.url), FAILED) == []
+    [(path, body)] = hook.received
     assert path == "/services/T0/secret"
     assert body == {
         "text": "taxi failed in step train\nloss <NaN> & no end\nTest split: auc 0.9123\nRun: r-1\n"
@@ -156,10 +122,10 @@ def test_a_webhook_gets_the_end_as_json(web: Any) -> None:
     }
 
 
-def test_slack_gets_blocks_with_its_special_characters_escaped(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLACK_URL", web.url)
+def test_slack_gets_blocks_with_its_special_characters_escaped(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACK_URL", hook.url)
     assert notify(NotifyConfig(slack="$SLACK_URL"), FAILED) == []
-    [(_, body)] = web.received
+    [(_, body)] = hook.received
     texts = [block["text"] for block in body["blocks"]]
     assert body["text"] == "taxi failed in step train"
     assert {text["type"] for text in texts} == {"mrkdwn"}
@@ -167,26 +133,26 @@ def test_slack_gets_blocks_with_its_special_characters_escaped(web: Any, monkeyp
     assert texts[1]["text"].startswith("loss &lt;NaN&gt; &amp; no end\nTest split")
 
 
-def test_a_long_error_fits_into_a_slack_message(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLACK_URL", web.url)
+def test_a_long_error_fits_into_a_slack_message(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACK_URL", hook.url)
     long = Ending("taxi", "failed", "train", ("x" * 9000,), {}, "r-1", None)
     assert notify(NotifyConfig(slack="$SLACK_URL"), long) == []
-    assert len(web.received[0][1]["blocks"][1]["text"]["text"]) < 3000
+    assert len(hook.received[0][1]["blocks"][1]["text"]["text"]) < 3000
 
 
-def test_a_server_that_is_busy_is_asked_again(web: Any) -> None:
-    web.answers += [503, 429]
-    assert notify(NotifyConfig(webhook=web.url), FAILED) == []
-    assert len(web.received) == 3
+def test_a_server_that_is_busy_is_asked_again(hook: Any) -> None:
+    hook.answers += [503, 429]
+    assert notify(NotifyConfig(webhook=hook.url), FAILED) == []
+    assert len(hook.received) == 3
 
 
 @pytest.mark.parametrize(
     ("status", "text"), [(404, "the webhook answered 404 Not Found"), (302, "the webhook answered 302 Found")]
 )
-def test_what_is_no_success_is_said_without_the_secret_address(web: Any, status: int, text: str) -> None:
-    web.answers.append(status)
-    assert notify(NotifyConfig(webhook=web.url), FAILED) == [f"notify.webhook failed: {text}"]
-    assert [path for path, _ in web.received] == ["/services/T0/secret"]
+def test_what_is_no_success_is_said_without_the_secret_address(hook: Any, status: int, text: str) -> None:
+    hook.answers.append(status)
+    assert notify(NotifyConfig(webhook=hook.url), FAILED) == [f"notify.webhook failed: {text}"]
+    assert [path for path, _ in hook.received] == ["/services/T0/secret"]
 
 
 def test_no_answer_is_said_without_the_secret_address() -> None:
@@ -202,18 +168,18 @@ def test_a_secret_that_is_no_address_is_said_and_kept(address: str, monkeypatch:
     assert failures == ["notify.webhook failed: that is no address of a web server"]
 
 
-def test_one_that_cannot_be_told_keeps_nobody_else_from_it(web: Any) -> None:
-    config = NotifyConfig(webhook=web.url, slack="$NO_SUCH_VARIABLE", email=_mail(1)["email"])
+def test_one_that_cannot_be_told_keeps_nobody_else_from_it(hook: Any) -> None:
+    config = NotifyConfig(webhook=hook.url, slack="$NO_SUCH_VARIABLE", email=_mail(1)["email"])
     failures = notify(config, FAILED)
     assert failures[0] == "notify.slack failed: the environment variable NO_SUCH_VARIABLE is not set"
     assert failures[1].startswith("notify.email failed: [Errno ")
-    assert len(web.received) == 1
+    assert len(hook.received) == 1
 
 
-def test_an_end_that_nobody_asked_for_is_not_told(web: Any) -> None:
-    config = NotifyConfig(webhook=web.url, when=["succeeded", "cancelled"])
+def test_an_end_that_nobody_asked_for_is_not_told(hook: Any) -> None:
+    config = NotifyConfig(webhook=hook.url, when=["succeeded", "cancelled"])
     assert notify(config, FAILED) == []
-    assert web.received == []
+    assert hook.received == []
 
 
 def test_mail_goes_out_encrypted_after_a_login(
@@ -299,19 +265,19 @@ def test_the_end_of_a_run(exit_code: int, more: list[StepRun], state: str, step:
 
 
 def test_a_run_on_this_machine_tells_of_its_end_and_keeps_its_exit_code(
-    web: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hook: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse_all(output: Any, inputs: dict[str, Path], config: Any) -> dict[str, Any]:
         raise OSError("no space")
 
-    config = fakes.config_of(notify={"webhook": web.url, "slack": "$NO_SUCH_VARIABLE"})
+    config = fakes.config_of(notify={"webhook": hook.url, "slack": "$NO_SUCH_VARIABLE"})
     options: dict[str, Any] = {"runs_dir": tmp_path, "console": fakes.quiet()}
     blessed = run(config, steps=fakes.table(), **options)
     refused = run(config, steps=fakes.table(*[fakes.write_words] * 2, fakes.refuse), force=["judge"], **options)
     with pytest.raises(OSError, match="no space"):
         run(config, steps=fakes.table(refuse_all), force=["make"], **options)
     assert (blessed.exit_code, refused.exit_code) == (0, 3)
-    assert [(body["state"], body["step"], body["run"]) for _, body in web.received] == [
+    assert [(body["state"], body["step"], body["run"]) for _, body in hook.received] == [
         ("succeeded", None, str(tmp_path / "tiny")),
         ("not_blessed", None, str(tmp_path / "tiny")),
         ("failed", "make", str(tmp_path / "tiny")),
