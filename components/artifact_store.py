@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 from components import artifacts
@@ -29,17 +27,12 @@ class ArtifactStore:
         """Copy an artifact to `path`, whose last part is its name, if there is none and the store has it."""
         if (path / MANIFEST).is_file():
             return
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        try:
-            with explained("--artifact-store"):
-                folder = Folder(f"{self._uri}/{path.name}")
-                files = folder.files()
-                if MANIFEST not in files:
-                    return
-                folder.download(files, temporary)
-            artifacts.replace_directory(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with explained("--artifact-store"):
+            folder = Folder(f"{self._uri}/{path.name}")
+            files = folder.files()
+            if MANIFEST in files:
+                with artifacts.replacing_directory(path) as temporary:
+                    folder.download(files, temporary)
 
     def keep(self, path: Path) -> None:
         """Copy the artifact at `path` to the store, if it is another one than that there."""

@@ -108,17 +108,15 @@ def writing(path: Path, *, step: str, inputs: Mapping[str, Path], config: BaseMo
     fingerprint = digest_of(made_from)
     scratch_root = path.parent / f".{path.name}.scratch"
     scratch = scratch_root / fingerprint[:16]
-    output = Output(path.parent / f".{path.name}.tmp-{os.getpid()}", scratch, fingerprint, made_from)
-    try:
-        with disk_errors_explained(path):
-            _make_room(path, output.path)
-            yield output
-            if output.result is None:
-                raise TypeError(f"step '{step}' set no result on its output")
-            _finish(path, output, step, ancestors_of(inputs))
-        shutil.rmtree(scratch_root, ignore_errors=True)
-    finally:
-        shutil.rmtree(output.path, ignore_errors=True)
+    with disk_errors_explained(path):
+        _remove_left_overs(path)
+    with replacing_directory(path) as directory:
+        output = Output(directory, scratch, fingerprint, made_from)
+        yield output
+        if output.result is None:
+            raise TypeError(f"step '{step}' set no result on its output")
+        _write_manifest(output, step, ancestors_of(inputs))
+    shutil.rmtree(scratch_root, ignore_errors=True)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -295,15 +293,13 @@ def _digest_and_imports(file: Path, package: str, _mtime_ns: int) -> tuple[str, 
     return hashlib.sha256(text).hexdigest(), imported
 
 
-def _make_room(path: Path, temporary: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _remove_left_overs(path: Path) -> None:
     for pattern in (f".{path.name}.tmp-*", f".{path.name}.old-*"):
         for left_over in path.parent.glob(pattern):
             shutil.rmtree(left_over)
-    temporary.mkdir()
 
 
-def _finish(path: Path, output: Output, step: str, ancestors: dict[str, dict[str, Any]]) -> None:
+def _write_manifest(output: Output, step: str, ancestors: dict[str, dict[str, Any]]) -> None:
     files = {
         str(file.relative_to(output.path)): {"size_bytes": file.stat().st_size, "sha256": digest_file(file)}
         for file in sorted(output.path.rglob("*"))
@@ -319,7 +315,27 @@ def _finish(path: Path, output: Output, step: str, ancestors: dict[str, dict[str
         ancestors=ancestors,
     )
     _write_durably(output.path / MANIFEST, json.dumps(dataclasses.asdict(manifest), indent=1, sort_keys=True))
-    replace_directory(output.path, path)
+
+
+@contextlib.contextmanager
+def replacing_directory(path: Path) -> Iterator[Path]:
+    """Where to write a directory that stands at `path` at the end of the block; after an error nothing has changed.
+
+    Yields:
+        An empty directory beside `path`.
+
+    Raises:
+        ArtifactError: the disk is full or may not be written.
+    """
+    temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
+    try:
+        with disk_errors_explained(path):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            yield temporary
+            replace_directory(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def replace_directory(new: Path, path: Path) -> None:

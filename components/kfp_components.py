@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import importlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, List, Optional  # noqa: UP035 - kfp reads these
 
@@ -150,16 +150,11 @@ def write_page(page: Callable[[dict[str, Any]], str], report: HTML, result: Any)
 
 def log_numbers(metrics: Metrics, result: Any) -> None:
     """Show the numbers of a result, and those of the dictionaries in it, beside the task in Kubeflow's UI."""
-    for name, number in _numbers(dataclasses.asdict(result), ""):
-        metrics.log_metric(name, number)
+    from pipelines.reuse import leaves
 
-
-def _numbers(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float):
-            yield f"{prefix}{name}", float(value)
+    for name, value in leaves(dataclasses.asdict(result)).items():
+        if isinstance(value, int | float):
+            metrics.log_metric(name, float(value))
 
 
 def fingerprint(step: str, section: str, config: str, data_path: str) -> str:

@@ -5,21 +5,16 @@ Its parts follow Mitchell et al., Model Cards for Model Reporting, https://arxiv
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from components import html_page
 from components.config import CardConfig
 
 FILE = "model_card.md"
 PAGE = "model_card.html"
 NUM_SLICES = 20
 _SPLITS = ("train", "validation", "test")
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto}"
-    "th,td{border:1px solid #bbb;padding:.2em .6em;text-align:left}"
-)
 
 Origins = Mapping[str, Mapping[str, Any]]
 
@@ -57,9 +52,7 @@ def page(name: str, text: str) -> str:
     """The card as a page, from its Markdown; HTML in it is shown, not obeyed."""
     from markdown_it import MarkdownIt
 
-    body = MarkdownIt("js-default").render(text)
-    head = f'<meta charset="utf-8"><title>Model card: {html.escape(name)}</title><style>{_STYLE}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
+    return html_page.document(f"Model card: {name}", [MarkdownIt("js-default").render(text)])
 
 
 def _details(origins: Origins) -> Iterator[str]:

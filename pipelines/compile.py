@@ -130,13 +130,6 @@ def _json_bytes(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("arguments", nargs=-1, metavar="[CONFIG] [section.key=value ...]")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("pipeline.yaml"), help="File to write.")
@@ -149,9 +142,12 @@ def main(arguments: tuple[str, ...], output: Path, image: str | None, debug: boo
     """
     with reported(debug=debug):
         from pipelines.config import load_config, split_arguments
+        from pipelines.local import write_whole
 
         path, overrides = split_arguments(arguments)
-        _write_whole(output, compile_pipeline(load_config(path, overrides), image=image))
+        text = compile_pipeline(load_config(path, overrides), image=image)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(output, text)
         click.echo(f"Wrote {output}. To run it: python -m pipelines.submit --host URL, or upload it in Kubeflow's UI.")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,15 +31,9 @@ def fetch(uri: str, path: Path, *, client: Any = None, namespace: str | None = N
     """
     if _is_whole(path):
         return
-    temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
-    try:
-        with artifacts.disk_errors_explained(path):
-            temporary.mkdir(parents=True)
-            _copy(uri, temporary, client, namespace)
-            artifacts.check_files(temporary, artifacts.read_manifest(temporary))
-            artifacts.replace_directory(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with artifacts.replacing_directory(path) as temporary:
+        _copy(uri, temporary, client, namespace)
+        artifacts.check_files(temporary, artifacts.read_manifest(temporary))
 
 
 def _is_whole(path: Path) -> bool:

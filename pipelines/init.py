@@ -8,7 +8,6 @@ import json
 import keyword
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -42,7 +41,7 @@ def create(folder: Path, *, task: Task = "binary") -> list[Path]:
     Example:
         >>> create(Path("demo"), task="regression")
     """
-    from components.artifacts import disk_errors_explained, replace_directory
+    from components.artifacts import disk_errors_explained, replacing_directory
 
     folder = folder.absolute()
     words = {
@@ -53,14 +52,11 @@ def create(folder: Path, *, task: Task = "binary") -> list[Path]:
     }
     with disk_errors_explained(folder):
         _check_free(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-            project = Path(scratch) / folder.name
-            files = dict(_files(words, task))
-            for place, text in files.items():
-                (project / place).parent.mkdir(parents=True, exist_ok=True)
-                (project / place).write_text(text, encoding="utf-8")
-            replace_directory(project, folder)
+    with replacing_directory(folder) as project:
+        files = dict(_files(words, task))
+        for place, text in files.items():
+            (project / place).parent.mkdir(parents=True, exist_ok=True)
+            (project / place).write_text(text, encoding="utf-8")
     return sorted(files)
 
 

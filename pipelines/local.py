@@ -328,14 +328,10 @@ def _origins(result: RunResult) -> dict[str, dict[str, Any]]:
 def write_whole(path: Path, text: str) -> None:
     """Write a small file so that a reader sees all of it or what was there before."""
     from components.artifacts import disk_errors_explained
+    from serving import atomic
 
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with disk_errors_explained(path):
-            temporary.write_text(text)
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors_explained(path):
+        atomic.write_text(path, text)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -133,12 +133,5 @@ def _stage(folder: Path, inputs: Mapping[str, Path], config: TrainConfig) -> Non
 
 
 def _copy_whole(source: Path, target: Path) -> None:
-    with artifacts.disk_errors_explained(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f".{target.name}.tmp-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            shutil.copytree(source, temporary)
-            artifacts.replace_directory(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with artifacts.replacing_directory(target) as temporary:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
