@@ -319,7 +319,7 @@ def test_any_layers_random_state_is_resumed(run_train) -> None:
 
 def test_events_outlive_a_failure_at_the_very_end(run_train, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(artifacts, "_finish", lambda *_: 1 / 0)
+        patched.setattr(artifacts, "_write_manifest", lambda *_: 1 / 0)
         run_train(epochs=1, tensorboard=True)
     _, path = run_train(epochs=1, tensorboard=True)
     assert list((path / "tensorboard").glob("events.out.tfevents.*"))
