@@ -11,8 +11,7 @@ import logging
 import os
 import signal
 import sys
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -383,7 +382,6 @@ def main(**flags: Any) -> None:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 
     from serving.errors import ServingError
-    from serving.manager import SIGNAL_POLL_SECONDS
     from serving.served_model import State
 
     try:
@@ -391,15 +389,7 @@ def main(**flags: Any) -> None:
         server.start()
     except (ServingError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    stopping = threading.Event()
-
-    def stop(number: int, _: object) -> None:
-        if stopping.is_set():
-            os._exit(128 + number)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    wait_for_signal = _told_to_stop()
     serving = [
         f"model {name} versions {[version.number for version in model.statuses() if version.state is State.AVAILABLE]}"
         for name, model in server.manager.models.items()
@@ -408,11 +398,36 @@ def main(**flags: Any) -> None:
     where = " ".join(f"{name} port {port}" for name, port in ports.items() if port is not None)
     click.echo(f"serving {', '.join(serving) or 'no model'} {where}".rstrip())
     sys.stdout.flush()
-    while not stopping.wait(SIGNAL_POLL_SECONDS):
-        pass
+    wait_for_signal()
     server.stop(flags["drain_grace_seconds"])
     logging.shutdown()
     os._exit(0)  # a request that outlived the grace period must not keep the process
+
+
+def _told_to_stop() -> Callable[[], None]:
+    """From now on SIGTERM and SIGINT are remembered, and a second one ends the process; returns how to wait for the first.
+
+    Python runs a handler in the main thread, which is not woken by a signal that the system gave to another thread, and
+    which may hold the lock of a threading.Event at that moment, so that setting it there would wait for ever.
+    """
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while not received:
+            os.read(reading, 1)
+
+    return wait
 
 
 def tensorflow_model_server() -> None:

@@ -17,7 +17,7 @@ from serving.versions import find_versions, fingerprint
 logger = logging.getLogger(__name__)
 
 # Python runs a signal's handler in the main thread, which a signal that the system gave to another thread does not wake.
-SIGNAL_POLL_SECONDS = 0.5
+_SIGNAL_POLL_SECONDS = 0.5
 
 
 class ModelManager:
@@ -140,7 +140,7 @@ class ModelManager:
         for name in old.keys() - kept.keys():
             old[name].stop()
         for watcher in added.values():
-            while not watcher.first_look.wait(SIGNAL_POLL_SECONDS):
+            while not watcher.first_look.wait(_SIGNAL_POLL_SECONDS):
                 pass
         _require_available([watcher.model for watcher in added.values()])
 
@@ -260,7 +260,7 @@ class _Watcher:
         self.first_look.set()
 
     def _load_with_retries(self, path: Path) -> Model:
-        before = self._on_disk(path)
+        before = (sorted(self.model.found), fingerprint(path))  # what the look was that asks for this
         for retries_left in range(self._max_num_load_retries, 0, -1):
             try:
                 return self._load_one(path)

@@ -110,10 +110,16 @@ class ModelConfig:
 
 
 class ServedModel:
-    """The versions of one model. Public methods may be called from any thread; `refresh` from one at a time."""
+    """The versions of one model. Public methods may be called from any thread; `refresh` from one at a time.
+
+    Attributes:
+        config: what to serve.
+        found: number -> directory, as the last look at the disk had it.
+    """
 
     def __init__(self, config: ModelConfig, load: Loader) -> None:
         self.config = config
+        self.found: Mapping[int, Path] = {}
         self._load = load
         self._lock = threading.Lock()
         self._versions: dict[int, Version] = {}
@@ -134,7 +140,7 @@ class ServedModel:
         Never raises for what it finds there. What is served stays served until its successor is ready; a version that
         fails to load is reported in the log and in `statuses`, and tried again when its files change.
         """
-        found = self._find()
+        self.found = found = self._find()
         if not found:
             return
         self._read_traffic()

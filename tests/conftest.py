@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from tests.seaweedfs import ObjectStore
 
 PROJECT = Path(__file__).resolve().parent.parent
+
+
+def pytest_sessionfinish() -> None:
+    """Undo what a server does to the collector: Hypothesis, imported for the summary, asks it who refers to an object."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

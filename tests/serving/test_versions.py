@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from serving import served_model, versions
 from serving.errors import Code, ServingError
 from serving.manager import ModelManager
 from serving.served_model import ModelConfig, ServedModel, State
@@ -552,6 +553,22 @@ def test_wait_for_the_next_try_ends_when_there_is_something_to_do(base_path: Pat
         (bad / "saved_model.pb").unlink()
         expected = {1: "AVAILABLE", 2: "END"}
     wait_for(lambda: states(manager.models["m"]) == expected)
+    manager.stop()
+
+
+def test_version_that_comes_between_the_look_and_the_load_is_not_missed(
+    base_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fingerprint(path: Path) -> Any:
+        if path.name == "2":
+            push(base_path, 3)
+        return versions.fingerprint(path)
+
+    monkeypatch.setattr(served_model, "fingerprint", fingerprint)
+    manager = patient_manager(base_path, FakeModel)
+    manager.start()
+    push(base_path, 2, "broken")
+    wait_for(lambda: states(manager.models["m"]) == {1: "END", 2: "END", 3: "AVAILABLE"})
     manager.stop()
 
 
