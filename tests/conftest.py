@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# By default only where the processor has int8 instructions; the tests' numbers and kernels are to be the same everywhere.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from pipelines.config import PipelineConfig, load_config
 from pipelines.steps import STEPS, step_named

@@ -57,7 +57,7 @@ def test_batch_norm_is_fused_and_equal(monkeypatch: pytest.MonkeyPatch, options:
     assert fused
     np.testing.assert_allclose(ours["outputs"], expected["outputs"], atol=2e-6)
     for ours_each, expected_each in zip(ours["gradients"], expected["gradients"], strict=True):
-        np.testing.assert_allclose(ours_each, expected_each, atol=2e-5)
+        np.testing.assert_allclose(ours_each, expected_each, rtol=1e-6, atol=3e-5)
     for ours_each, expected_each in zip(ours["states"], expected["states"], strict=True):
         np.testing.assert_allclose(ours_each, expected_each, rtol=1e-5)
     assert np.abs(expected["states"][0]).max() > 0

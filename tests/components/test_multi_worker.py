@@ -329,13 +329,16 @@ def termination_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def terminate_at(*texts: str) -> tuple[Callable[[str], None], list[str]]:
-    """Something that hears lines and terminates this process at each of these, and the lines that it has heard."""
-    left, heard = list(texts), []
+READY = {"ready 0", "ready 1"}  # a worker that is not would be ended by the signal itself
+
+
+def terminate_at(*moments: set[str]) -> tuple[Callable[[str], None], list[str]]:
+    """Something that hears lines and terminates this process when it has all of a moment, and the lines that it heard."""
+    left, heard = list(moments), []
 
     def hear(line: str) -> None:
         heard.append(line)
-        if left and line == left[0]:
+        if left and left[0] <= set(heard):
             left.pop(0)
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -344,7 +347,7 @@ def terminate_at(*texts: str) -> tuple[Callable[[str], None], list[str]]:
 
 @pytest.mark.usefixtures("termination_interrupts")
 def test_workers_are_told_to_stop_and_then_the_run_is() -> None:
-    hear, heard = terminate_at("ready 1")
+    hear, heard = terminate_at(READY)
     with pytest.raises(KeyboardInterrupt):
         start(SAVES_AND_LEAVES, hear)
     assert {"saved 0", "saved 1"} <= set(heard)
@@ -353,7 +356,7 @@ def test_workers_are_told_to_stop_and_then_the_run_is() -> None:
 
 @pytest.mark.usefixtures("termination_interrupts")
 def test_workers_that_do_not_stop_in_time_are_killed() -> None:
-    hear, heard = terminate_at("ready 1")
+    hear, heard = terminate_at(READY)
     with pytest.raises(KeyboardInterrupt):
         start(STAYS, hear, grace_s=1.0)
     assert {"saved 0", "saved 1", "killed, since they did not leave in time: workers 0, 1"} <= set(heard)
@@ -362,7 +365,7 @@ def test_workers_that_do_not_stop_in_time_are_killed() -> None:
 @pytest.mark.usefixtures("termination_interrupts")
 def test_a_second_termination_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("components.train.preemption._ONE_REQUEST_S", 0.2)
-    hear, heard = terminate_at("ready 1", "saved 1")
+    hear, heard = terminate_at(READY, {"saved 1"})
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         start(STAYS, hear, grace_s=60.0)
@@ -372,7 +375,7 @@ def test_a_second_termination_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("termination_interrupts")
 def test_what_fails_while_it_is_saved_is_said() -> None:
-    hear, _ = terminate_at("ready 1")
+    hear, _ = terminate_at(READY)
     fails = "index or tell({'error': 'ArtifactError', 'message': 'No space left'})\n    os._exit(143)"
     with pytest.raises(errors.ArtifactError, match="No space left"):
         start(SAVES_AND_LEAVES.replace("os._exit(143)", fails), hear)

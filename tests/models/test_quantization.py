@@ -30,6 +30,7 @@ from models.quantization import (
 )
 from models.spec import FeatureSpec, OutputSpec
 from tests.models.weights import settle
+from tests.processor import needs_exact_int8
 
 IMAGE, OUTPUT = {"image": FeatureSpec((8, 8, 3), "float32")}, OutputSpec("multiclass", 4)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -553,6 +554,7 @@ def test_own_transformer_multiplies_in_int8_and_normalizes_in_float(tmp_path):
 # ONNX
 
 
+@needs_exact_int8
 def test_onnx_has_pairs_that_onnxruntime_runs_in_int8(tmp_path):
     aware = observed(make_aware(settle(subclassed())), IMAGES)
     convert_onnx(Network.of(strip(aware)), tmp_path / "model.onnx", form="static_int8", examples={"image": IMAGES})

@@ -1,0 +1,21 @@
+"""What the processor of this machine can do, where right numbers depend on it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+
+def int8_saturates() -> bool:
+    """Whether sums of int8 products overflow 16 bits in ONNX Runtime and OpenVINO: on x86 without VNNI.
+
+    ONNX Runtime's documentation, "Quantize ONNX models", says when and why.
+    """
+    if platform.machine() != "x86_64":
+        return False
+    return "vnni" not in Path("/proc/cpuinfo").read_text()
+
+
+needs_exact_int8 = pytest.mark.skipif(int8_saturates(), reason="without VNNI, int8 sums saturate on x86")
