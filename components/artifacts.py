@@ -36,6 +36,7 @@ VOLATILE = ("tensorboard", "callbacks", "pictures", "trials")
 _OUR_PACKAGES = ("components", "models", "serving")
 _VERSIONED = ("tensorflow", "keras")
 _VERSIONED_BY_STEP = {
+    "encode": ("duckdb", "pyarrow"),
     "ingest": ("duckdb", "pyarrow"),
     "tune": ("optuna",),
     "compress": ("ai-edge-litert",),
@@ -235,7 +236,7 @@ def source_digests(modules: Iterable[str]) -> dict[str, str]:
 def step_modules(step: str, settings: Mapping[str, Any]) -> list[str]:
     """The modules whose source a step runs: its own, and those that its config names."""
     modules = [f"components.{step}"]
-    if step == "ingest":
+    if step in ("encode", "ingest"):
         modules.append(plugins.target(settings["source"], plugins.SOURCES, "data.source"))
     if step in ("train", "tune"):
         trained = settings if step == "train" else settings["train"]

@@ -29,7 +29,7 @@ PUSH_RECORD = "assets.extra/headrace.json"
 def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str, Any]:
     """The outside state that `step` depends on, as JSON-able values; empty for most steps."""
     settings: Any = config
-    if step == "ingest":
+    if step in ("encode", "ingest"):
         return {"data": _data_digest(settings)}
     if step == "validate":
         return {"schema": digest_data(settings.schema_path, "validate.schema_path")}

@@ -163,12 +163,36 @@ def fingerprint(step: str, section: str, config: str, data_path: str) -> str:
     return outside_state(step, section, config, data_path)
 
 
-def ingest(
-    config: str, code_digest: str, outside: str, records: str, data_path: str, examples: Output[Dataset]
+def encode(
+    config: str,
+    code_digest: str,
+    outside: str,
+    records: str,
+    data_path: str,
+    number: str,
+    num_shares: str,
+    encoded: Output[Artifact],
 ) -> None:
     from components.kfp_components import run_step
 
-    run_step("ingest", "data", config, records, {"path": data_path} if data_path else {}, examples=examples)
+    changes = {"path": data_path} if data_path else {}
+    share = {"number": number, "num_shares": num_shares}
+    run_step("encode", "data", config, records, changes, share, encoded=encoded)
+
+
+def ingest(
+    config: str,
+    code_digest: str,
+    outside: str,
+    records: str,
+    data_path: str,
+    examples: Output[Dataset],
+    encoded: Optional[Input[List[Artifact]]] = None,  # noqa: UP006, UP045
+) -> None:
+    from components.kfp_components import run_step
+
+    changes = {"path": data_path} if data_path else {}
+    run_step("ingest", "data", config, records, changes, encoded=encoded or [], examples=examples)
 
 
 def validate(
@@ -453,7 +477,7 @@ def summary(
 _WRAPPERS = {
     function.__name__: function
     for function in (
-        *(fingerprint, ingest, validate, transform, trial, tune, train, train_on_cluster, evaluate, optimize),
+        *(fingerprint, encode, ingest, validate, transform, trial, tune, train, train_on_cluster, evaluate, optimize),
         *(compress, convert, export, verify, push, deploy, monitor, summary),
     )
 }

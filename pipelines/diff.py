@@ -234,9 +234,10 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
 
 def _section(where: str, part: Mapping[str, Any]) -> str:
     """The section of the configuration that a task is given, by its name, or, if it is of use to several, by an argument."""
-    from pipelines.kubeflow_config import CONVERT, SUMMARY, TRIAL
+    from pipelines.kubeflow_config import CONVERT, ENCODE, SUMMARY, TRIAL
 
-    sections = {step.name: step.section for step in STEPS} | {TRIAL: "tune", CONVERT: "export", SUMMARY: "notify"}
+    sections = {step.name: step.section for step in STEPS}
+    sections |= {ENCODE: "data", TRIAL: "tune", CONVERT: "export", SUMMARY: "notify"}
     return str(part.get("inputs", {}).get("section") or sections.get(where.rpartition("/")[2], where))
 
 

@@ -16,8 +16,8 @@ from components.errors import did_you_mean
 from pipelines.steps import STEPS
 
 # Tasks of the Kubeflow pipeline that are no steps: what the data is, a trial of `tune`, a form of `export`, the end.
-FINGERPRINT, TRIAL, CONVERT, SUMMARY = "fingerprint", "trial", "convert", "summary"
-TASKS = (*(step.name for step in STEPS), FINGERPRINT, TRIAL, CONVERT, SUMMARY)
+FINGERPRINT, ENCODE, TRIAL, CONVERT, SUMMARY = "fingerprint", "encode", "trial", "convert", "summary"
+TASKS = (*(step.name for step in STEPS), FINGERPRINT, ENCODE, TRIAL, CONVERT, SUMMARY)
 
 # What kfp takes (kfp.dsl.PipelineTask), which is less than Kubernetes does.
 _MEMORY = re.compile(r"(\d+)(?:([EPTGMK])(i?))?")
@@ -193,6 +193,11 @@ class KubeflowConfig(Section):
     )
     image_pull_secrets: list[ObjectName] = Field([], description="Secrets with which the image is pulled.")
     cache: bool = Field(True, description="Take what an earlier run made of the same data, code and configuration.")
+    ingest_pods: Annotated[int, Field(ge=1, le=100)] = Field(
+        1,
+        description="Encode the examples in as many pods; each reads all of the data and writes its share. Worth it from "
+        "millions of rows on.",
+    )
     parallel_export: bool = Field(
         False, description="Convert each of export.formats in a pod of its own; worth it where that takes minutes."
     )
@@ -212,7 +217,7 @@ class KubeflowConfig(Section):
     active_deadline_seconds: Count | None = Field(None, description="After which a run is ended.")
     defaults: DefaultPodConfig = DefaultPodConfig()
     steps: dict[str, PodConfig] = Field(
-        {}, description=f"Step -> its pod. Beside the steps: {FINGERPRINT}, {TRIAL}, {CONVERT} and {SUMMARY}."
+        {}, description=f"Step -> its pod. Beside the steps: {FINGERPRINT}, {ENCODE}, {TRIAL}, {CONVERT} and {SUMMARY}."
     )
 
     @field_validator("pipeline_root")
@@ -259,7 +264,8 @@ class KubeflowConfig(Section):
 
     def on_this_machine(self) -> KubeflowConfig:
         """The same pipeline for `kfp.local`, which has no pods and would wait before each retry."""
-        return KubeflowConfig(parallel_export=self.parallel_export, defaults=DefaultPodConfig(retries=0))
+        kept = {"ingest_pods": self.ingest_pods, "parallel_export": self.parallel_export}
+        return KubeflowConfig(**kept, defaults=DefaultPodConfig(retries=0))
 
 
 def _cores(text: str) -> Decimal:

@@ -29,7 +29,7 @@ from components.search_space import num_trials
 from pipelines import containers, exit_handler, pods
 from pipelines import local as runs
 from pipelines.config import PipelineConfig
-from pipelines.kubeflow_config import CONVERT, FINGERPRINT, SUMMARY, TRIAL
+from pipelines.kubeflow_config import CONVERT, ENCODE, FINGERPRINT, SUMMARY, TRIAL
 from pipelines.local import NOT_BLESSED, RunResult, StepRun
 from pipelines.steps import Step, steps_of
 from pipelines.view import View
@@ -141,8 +141,14 @@ class _Graph:
         ).output
 
     def ingest(self, step: Step) -> Any:
-        """Its data may be another one at each run, under the same path too."""
-        return self.step_task(step, data_path=self.data_path, outside=self.fingerprint(step))
+        """Its data may be another one at each run, under the same path too; shares of it may each have a pod."""
+        data = {"data_path": self.data_path, "outside": self.fingerprint(step)}
+        pods = self.config.kubeflow.ingest_pods
+        if pods == 1:
+            return self.step_task(step, **data)
+        with dsl.ParallelFor([str(number) for number in range(pods)], name="shares") as number:
+            share = self.task(ENCODE, **self.constants(step), **data, number=number, num_shares=str(pods))
+        return self.step_task(step, **data, encoded=dsl.Collected(share.outputs["encoded"]))
 
     def validate(self, step: Step) -> Any:
         """Its schema may be a file, which may change."""

@@ -79,9 +79,13 @@ def divide(folder: Path, goes_to_second: np.ndarray, first: ShardWriter, second:
         first: Takes the records marked False.
         second: Takes the records marked True.
     """
-    records = read_records([str(file) for file in sorted(folder.glob("part-*.tfrecord"))])
-    for record, to_second in zip(records, goes_to_second, strict=True):
+    for record, to_second in zip(read_shards(folder), goes_to_second, strict=True):
         (second if to_second else first).write(record)
+
+
+def read_shards(folder: Path) -> Iterator[bytes]:
+    """The records of a folder of complete shards, in order; none if there is no such folder."""
+    return read_records([str(file) for file in sorted(folder.glob("part-*.tfrecord"))])
 
 
 def read_records(files: list[str], compression: str = "") -> Iterator[bytes]:

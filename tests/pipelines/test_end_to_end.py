@@ -90,7 +90,7 @@ def test_a_change_reruns_what_follows_from_it_and_no_more(taxi_run: local.RunRes
 
 
 def test_the_same_pipeline_through_kfp_gives_the_same_bytes(taxi_run: local.RunResult, tmp_path: Path) -> None:
-    config = load("chicago_taxi", tmp_path, *SMALL_TAXI, "kubeflow.parallel_export=true")
+    config = load("chicago_taxi", tmp_path, *SMALL_TAXI, "kubeflow.parallel_export=true", "kubeflow.ingest_pods=2")
     through_kfp = training.run_local(config, tmp_path, console=Console(file=io.StringIO()))
     assert through_kfp.exit_code == 0
     for name in ("examples", "statistics", "transform", "model"):

@@ -179,9 +179,10 @@ def imports_of(source: str) -> Iterator[Import]:
     yield from visit(ast.parse(source), True)
 
 
-# Their training is that of the step `train`, and a trial is one of `tune`.
-_TRAINING = {f"components.{name}": {"components.train"} for name in ("optimize", "ptq", "launch", "tune")}
-_TRAINING["components.trial"] = {"components.tune"}
+# Their training is that of the step `train`, a trial is one of `tune`, and a share is one of `ingest`.
+_OTHERS = {f"components.{name}": {"components.train"} for name in ("optimize", "ptq", "launch", "tune")}
+_OTHERS["components.trial"] = {"components.tune"}
+_OTHERS["components.encode"] = {"components.ingest"}
 
 
 def breaches(place: str, source: str) -> list[str]:
@@ -210,7 +211,7 @@ def breaches(place: str, source: str) -> list[str]:
     elif top == "components":
         own = f"components.{rest.partition('/')[0].removesuffix('.py')}"
         serving = set() if own in _USERS_OF_SERVING else {"serving"}
-        others = _TRAINING.get(own, set())
+        others = _OTHERS.get(own, set())
         found = _within(imports, never={"kfp", "pipelines", *serving, *(STEP_MODULES - {own} - others)})
     else:
         found = _within(imports, never={"kfp", *HEAVY})

@@ -88,11 +88,27 @@ def convert(*, examples, transform, model, optimized, converted, kind, config):
         output.result = Result(kind)
     return output.result
 """
+ENCODE = """
+import dataclasses
+
+from components import artifacts
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    share: str
+
+
+def encode(*, encoded, number, num_shares, config):
+    with artifacts.writing(encoded, step="encode", inputs={}, config=config) as output:
+        output.result = Result(f"{number} of {num_shares} of {config.path}")
+    return output.result
+"""
 FAILING = """
 from components.errors import DataError
 
 
-def ingest(*, examples, config):
+def ingest(*, examples, config, encoded):
     try:
         {}["fare"]
     except KeyError as error:
@@ -112,6 +128,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for step in STEPS:
         (package / f"{step.name}.py").write_text(_tiny(step))
     (package / "convert.py").write_text(CONVERT)
+    (package / "encode.py").write_text(ENCODE)
     (tmp_path / "data.csv").write_text("a,b\n1,2\n")
     (tmp_path / "later.csv").write_text("a,b\n1,2\n3,4\n")
     monkeypatch.chdir(tmp_path)
@@ -260,10 +277,12 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_kubeflow_is_given_metrics_curves_and_pages_and_forms_of_tasks_of_their_own(
     project: Path, outputs: dict[str, Any]
 ) -> None:
-    config = _config(kubeflow={"parallel_export": True}, export={"formats": ["tflite", "onnx"]})
+    config = _config(kubeflow={"parallel_export": True, "ingest_pods": 2}, export={"formats": ["tflite", "onnx"]})
     result = run_local(config, project / "runs", console=Console(file=io.StringIO()))
     [given] = result.result_of("export")["more"]
     assert re.findall(r"iteration-(\d)/convert/converted", given) == ["0", "1"]
+    [given] = result.result_of("ingest")["more"]
+    assert re.findall(r"iteration-(\d)/encode/encoded", given) == ["0", "1"]
     evaluated = outputs["evaluate"]
     assert evaluated["metrics"]["metadata"]["metrics.test.auc"] == 0.9
     shown = evaluated["classification"]["metadata"]

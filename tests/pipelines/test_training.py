@@ -152,6 +152,29 @@ def test_the_cache_is_asked_for_the_data_and_the_schema_as_they_are(schema_path:
     assert producers == {"ingest": "fingerprint", "validate": "fingerprint-2" if schema_path else None}
 
 
+def test_each_share_of_the_data_may_be_encoded_in_a_pod_of_its_own() -> None:
+    config = _config(kubeflow={"ingest_pods": 3, "steps": {"encode": {"memory_limit": "2Gi"}}})
+    spec = _compiled(config)
+    tasks = _tasks(spec)
+    (name,) = (
+        name for name in spec["components"]["comp-exit-handler-1"]["dag"]["tasks"] if name.startswith("for-loop")
+    )
+    loop = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"][name]
+    assert json.loads(loop["parameterIterator"]["items"]["raw"]) == ["0", "1", "2"]
+    given = tasks["encode"]["inputs"]["parameters"]
+    assert given["num_shares"] == {"runtimeValue": {"constant": "3"}}
+    assert json.loads(given["config"]["runtimeValue"]["constant"]) == config.data.model_dump(mode="json")
+    for argument in ("data_path", "outside"):
+        assert "componentInputParameter" in given[argument], "what ingest gets"
+    collected = tasks["ingest"]["inputs"]["artifacts"]["encoded"]
+    assert collected["taskOutputArtifact"] == {
+        "outputArtifactKey": "pipelinechannel--encode-encoded",
+        "producerTask": name,
+    }
+    assert spec["deploymentSpec"]["executors"]["exec-encode"]["container"]["resources"]["resourceMemoryLimit"] == "2Gi"
+    assert "encode" not in _tasks(_compiled(_config()))
+
+
 def test_each_form_may_be_converted_in_a_pod_of_its_own() -> None:
     spec = _compiled(_config(kubeflow={"parallel_export": True}, export={"formats": ["onnx", "tflite"]}))
     (name,) = (name for name in spec["components"]["comp-condition-2"]["dag"]["tasks"] if name.startswith("for-loop"))
@@ -231,7 +254,7 @@ def test_a_wrapper_hands_on_every_artifact_and_its_own_section(step: Any, monkey
     [(arguments, paths)] = calls
     assert arguments == (step.name, step.section, given["config"], given["records"])
     expected = {name: given[name] for name in (*step.inputs, step.output)}
-    assert {name: path for name, path in paths if name not in ("converted", "trials", "best")} == expected
+    assert {name: path for name, path in paths if name not in ("converted", "encoded", "trials", "best")} == expected
     assert dict(paths).get("best") == (given["tuned"] if step.is_tuned else None)
     assert paths[-1][0] == step.output, "run_step takes the last one for the output"
 

@@ -1,0 +1,235 @@
+"""The rows of a source on their way to the splits: checked, assigned, counted and written, whole or in shares."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from components import artifacts
+from components.config import DataConfig
+from components.errors import ArtifactError, DataError, did_you_mean
+from components.examples import SPLITS, ExamplesInfo, Feature, read_info, write_info
+from components.ingest import splits
+from components.ingest.columns import features_of
+from components.ingest.shards import ShardWriter, divide, read_shards, serialize
+
+_TRAIN_SHARES = "train_shares.npy"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is known of the rows of a source when one share of them has been encoded.
+
+    Attributes:
+        number: Of the share, from 0.
+        num_shares: All of them; batch `i` of the source belongs to share `i % num_shares`.
+        num_rows: Rows that were read, of all shares.
+        batches: Rows that each batch, of all shares, gave to each split.
+    """
+
+    number: int
+    num_shares: int
+    num_rows: int
+    batches: list[dict[str, int]]
+
+
+class Rows:
+    """Takes batches, writes each row to its split.
+
+    Args:
+        folder: Where the splits are written.
+        config: Label, splits, limit.
+        number: Of the share that is written; all shares decide of every row alike.
+        num_shares: Batch `i` belongs to share `i % num_shares`.
+    """
+
+    def __init__(self, folder: Path, config: DataConfig, number: int = 0, num_shares: int = 1) -> None:
+        self._number, self._num_shares = number, num_shares
+        self._batches: list[dict[str, int]] = []  # rows that each batch gave to each split
+        self._num_examples = dict.fromkeys(SPLITS, 0)
+        self._folder = folder
+        self._config = config
+        self._features: dict[str, Feature] = {}
+        self._writers = {name: ShardWriter(folder / name, config.examples_per_shard) for name in SPLITS}
+        self._train_shares: list[np.ndarray] = []
+        self._num_rows = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether every split has all the rows that it may have."""
+        limit = self._config.limit
+        return limit is not None and all(number >= limit for number in self._num_examples.values())
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch, if it belongs to this share."""
+        self._check(batch.schema)
+        assigned = splits.assign(batch, self._config.split, self._config.seed)
+        is_ours = len(self._batches) % self._num_shares == self._number
+        counts = dict.fromkeys(SPLITS, 0)
+        for number, name in enumerate(SPLITS):
+            rows = np.flatnonzero(assigned == number)[: self._room(name)]
+            counts[name] = len(rows)
+            self._num_examples[name] += len(rows)
+            if is_ours and len(rows):
+                self._write_split(name, batch.take(pa.array(rows)))
+        self._batches.append(counts)
+        self._num_rows += batch.num_rows
+
+    def finish_share(self) -> Share:
+        """Close the shards of a share; `take` puts all shares together."""
+        for writer in self._writers.values():
+            writer.close()
+        write_info(self._folder, self._info())
+        np.save(self._folder / _TRAIN_SHARES, np.concatenate([np.empty(0), *self._train_shares]))
+        return Share(self._number, self._num_shares, self._num_rows, self._batches)
+
+    def take(self, encoded: Sequence[Path]) -> None:
+        """Write the rows of all shares, in the order of the source.
+
+        Args:
+            encoded: Artifacts of `encode`.
+
+        Raises:
+            ArtifactError: one is not whole, or they are not all shares of one division of this configuration.
+            DataError: the data changed while it was encoded.
+        """
+        manifests = {path: artifacts.open_artifact(path, step="encode") for path in encoded}
+        shares = {path: Share(**manifest.result) for path, manifest in manifests.items()}
+        folders = sorted(encoded, key=lambda path: shares[path].number)
+        first = shares[folders[0]]
+        numbers = [(shares[path].number, shares[path].num_shares) for path in folders]
+        config = self._config.model_dump(mode="json")
+        if numbers != [(number, len(folders)) for number in range(len(folders))] or any(
+            manifest.made_from["config"] != config for manifest in manifests.values()
+        ):
+            raise ArtifactError(f"{', '.join(map(str, folders))} are not all shares of this data. Run them again.")
+        seen = [(shares[path].batches, manifests[path].made_from["outside"]) for path in folders]
+        if any(each != seen[0] for each in seen):
+            raise DataError("data.path: the data changed while it was encoded. Run again when it is at rest.")
+        self._features = read_info(folders[0]).features if first.num_rows else {}
+        self._num_rows = first.num_rows
+        for name in SPLITS:
+            records = [read_shards(folder / name) for folder in folders]
+            for number, counts in enumerate(first.batches):
+                for record in itertools.islice(records[number % len(folders)], counts[name]):
+                    self._writers[name].write(record)
+        self._train_shares = self._in_order([np.load(folder / _TRAIN_SHARES) for folder in folders], first.batches)
+
+    def finish(self) -> tuple[ExamplesInfo, dict[str, int]]:
+        """Close the shards, and carve a validation split where a split column named none."""
+        for writer in self._writers.values():
+            writer.close()
+        if self._config.split.method == "column" and not self._writers["validation"].num_examples:
+            self._carve_validation()
+        num_examples = {name: writer.num_examples for name, writer in self._writers.items()}
+        self._check_none_is_empty(num_examples)
+        return self._info(), {name: writer.num_shards for name, writer in self._writers.items()}
+
+    def _info(self) -> ExamplesInfo:
+        classes = self._config.classes
+        return ExamplesInfo(
+            features=self._features,
+            label=self._config.label,
+            task=self._config.task,
+            classes=None if classes is None else tuple(classes),
+            num_examples={name: writer.num_examples for name, writer in self._writers.items()},
+        )
+
+    def _in_order(self, shares: list[np.ndarray], batches: list[dict[str, int]]) -> list[np.ndarray]:
+        """The numbers that carve validation from the train split, batch by batch."""
+        if self._config.split.method != "column":
+            return []
+        ends = [0] * len(shares)
+        ordered = []
+        for number, counts in enumerate(batches):
+            share = number % len(shares)
+            ordered.append(shares[share][ends[share] : ends[share] + counts["train"]])
+            ends[share] += counts["train"]
+        return ordered
+
+    def _room(self, split: str) -> int | None:
+        limit = self._config.limit
+        return None if limit is None else limit - self._num_examples[split]
+
+    def _write_split(self, name: str, batch: pa.RecordBatch) -> None:
+        if name == "train" and self._config.split.method == "column":
+            self._train_shares.append(splits.row_shares(batch, [], self._config.seed))
+        for record in serialize(batch, self._features):
+            self._writers[name].write(record)
+
+    def _check(self, schema: pa.Schema) -> None:
+        if not self._features:
+            _check_columns(schema.names, self._config)
+        kept = [field for field in schema if field.name not in _left_out(self._config)]
+        features = features_of(pa.schema(kept))
+        if self._features and features != self._features:
+            raise DataError(_describe_change(self._features, features, self._num_rows))
+        self._features = features
+
+    def _carve_validation(self) -> None:
+        whole = self._folder / ".train"
+        if not self._writers["train"].num_examples:
+            return
+        (self._folder / "train").rename(whole)
+        for name in ("train", "validation"):
+            self._writers[name] = ShardWriter(self._folder / name, self._config.examples_per_shard)
+        carved = np.concatenate(self._train_shares) < self._config.split.validation
+        divide(whole, carved, self._writers["train"], self._writers["validation"])
+        shutil.rmtree(whole)
+        for name in ("train", "validation"):
+            self._writers[name].close()
+
+    def _check_none_is_empty(self, num_examples: dict[str, int]) -> None:
+        if not self._num_rows:
+            where = self._config.path or self._config.source
+            raise DataError(f"data.path: {where} holds no rows. Give a file with data in it.")
+        empty = [name for name, number in num_examples.items() if not number]
+        if not empty:
+            return
+        split = self._config.split
+        if split.method == "column" and empty[0] != "validation":
+            mend = f"mark rows '{empty[0]}' in column '{split.column}'"
+        else:
+            unit = f"distinct values of {', '.join(split.key)}" if split.key else "rows"
+            mend = f"raise data.split.{empty[0] if empty[0] != 'train' else 'key'} or give more {unit}"
+        raise DataError(f"The {empty[0]} split is empty ({self._num_rows} rows were read): {mend}.")
+
+
+def _left_out(config: DataConfig) -> set[str]:
+    return {*config.drop, *([config.split.column] if config.split.method == "column" else [])}
+
+
+def _check_columns(columns: list[str], config: DataConfig) -> None:
+    if len(set(columns)) != len(columns):
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        raise DataError(f"The data has two columns named '{twice[0]}'. Rename one.")
+    if config.label not in columns:
+        delimiter = " It has one column only: set data.args.delimiter?" if len(columns) == 1 else ""
+        raise DataError(
+            f"data.label: the data has no column '{config.label}'.{did_you_mean(config.label, columns)}{delimiter}"
+        )
+    for name in config.drop:
+        if name not in columns:
+            raise DataError(f"data.drop: the data has no column '{name}'.{did_you_mean(name, columns)}")
+    splits.check_columns(config.split, columns)
+    if config.label in _left_out(config):
+        raise DataError(f"data.label: '{config.label}' is dropped or is the split column; it must stay.")
+    if set(columns) <= {config.label, *_left_out(config)}:
+        raise DataError(f"Nothing is left to learn from: the only columns are {', '.join(columns)}. Drop fewer.")
+
+
+def _describe_change(first: dict[str, Feature], later: dict[str, Feature], row: int) -> str:
+    if set(first) != set(later):
+        changed = sorted(set(first) ^ set(later))
+        return f"The data changes its columns at row {row}: {', '.join(changed)}. Every batch must have the same ones."
+    name = next((name for name in first if first[name] != later[name]), None)
+    if name is None:
+        return f"The data changes the order of its columns at row {row}."
+    was, now = (f"{f.type}{list(f.shape) if f.shape else ''}" for f in (first[name], later[name]))
+    return f"Column '{name}' changes from {was} to {now} at row {row}. Give it one type in every batch."
