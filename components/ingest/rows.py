@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -115,11 +116,10 @@ class Rows:
         self._features = read_info(folders[0]).features if first.num_rows else {}
         self._num_rows = first.num_rows
         for name in SPLITS:
-            records = [read_shards(folder / name) for folder in folders]
-            for number, counts in enumerate(first.batches):
-                for record in itertools.islice(records[number % len(folders)], counts[name]):
-                    self._writers[name].write(record)
-        self._train_shares = self._in_order([np.load(folder / _TRAIN_SHARES) for folder in folders], first.batches)
+            for record in _in_order([read_shards(folder / name) for folder in folders], name, first.batches):
+                self._writers[name].write(record)
+        train_shares = [iter(np.load(folder / _TRAIN_SHARES)) for folder in folders]
+        self._train_shares = [np.fromiter(_in_order(train_shares, "train", first.batches), np.float64)]
 
     def finish(self) -> tuple[ExamplesInfo, dict[str, int]]:
         """Close the shards, and carve a validation split where a split column named none."""
@@ -127,9 +127,9 @@ class Rows:
             writer.close()
         if self._config.split.method == "column" and not self._writers["validation"].num_examples:
             self._carve_validation()
-        num_examples = {name: writer.num_examples for name, writer in self._writers.items()}
-        self._check_none_is_empty(num_examples)
-        return self._info(), {name: writer.num_shards for name, writer in self._writers.items()}
+        info = self._info()
+        self._check_none_is_empty(info.num_examples)
+        return info, {name: writer.num_shards for name, writer in self._writers.items()}
 
     def _info(self) -> ExamplesInfo:
         classes = self._config.classes
@@ -140,18 +140,6 @@ class Rows:
             classes=None if classes is None else tuple(classes),
             num_examples={name: writer.num_examples for name, writer in self._writers.items()},
         )
-
-    def _in_order(self, shares: list[np.ndarray], batches: list[dict[str, int]]) -> list[np.ndarray]:
-        """The numbers that carve validation from the train split, batch by batch."""
-        if self._config.split.method != "column":
-            return []
-        ends = [0] * len(shares)
-        ordered = []
-        for number, counts in enumerate(batches):
-            share = number % len(shares)
-            ordered.append(shares[share][ends[share] : ends[share] + counts["train"]])
-            ends[share] += counts["train"]
-        return ordered
 
     def _room(self, split: str) -> int | None:
         limit = self._config.limit
@@ -199,6 +187,12 @@ class Rows:
             unit = f"distinct values of {', '.join(split.key)}" if split.key else "rows"
             mend = f"raise data.split.{empty[0] if empty[0] != 'train' else 'key'} or give more {unit}"
         raise DataError(f"The {empty[0]} split is empty ({self._num_rows} rows were read): {mend}.")
+
+
+def _in_order(shares: Sequence[Iterator[Any]], split: str, batches: Sequence[dict[str, int]]) -> Iterator[Any]:
+    """What the shares hold of a split, row by row in the order of the source."""
+    for number, counts in enumerate(batches):
+        yield from itertools.islice(shares[number % len(shares)], counts[split])
 
 
 def _left_out(config: DataConfig) -> set[str]:
