@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from components.environment import set_environment
 from pipelines.exits import INTERRUPTED, reported
 from pipelines.steps import STEPS, Step, steps_of
 
@@ -426,12 +427,6 @@ def _load(arguments: Sequence[str], *, print_config: bool) -> PipelineConfig:
     if print_config:
         click.echo(resolved(config))
     return config
-
-
-def set_environment() -> None:
-    """What TensorFlow and Keras read when a step imports them; what the user set stays."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
 def _run_kfp(

@@ -15,9 +15,10 @@ from typing import Any
 
 import click
 
+from components.environment import set_environment
 from pipelines.exits import reported
 from pipelines.kfp_api import Access, access_options, pairs
-from pipelines.local import STEP_NAMES, SUMMARY, set_environment
+from pipelines.local import STEP_NAMES, SUMMARY
 from pipelines.steps import Step, step_named
 
 # What `tune` makes, an input more of the steps that it finds settings for.

@@ -375,6 +375,7 @@ def main(**flags: Any) -> None:
     if not flags["model_name"]:
         raise click.UsageError("--model_name is empty; requests need a name to call the model by")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as in training, whatever the processor
     memory.set_up()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("serving").setLevel(logging.INFO)  # not the root's level, which absl changes under TensorFlow

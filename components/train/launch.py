@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from components import artifacts, progress
 from components.config import TrainConfig
+from components.environment import set_environment
 from components.errors import ConfigError, HeadraceError
 from components.search_space import with_settings
 from components.train import cluster as clusters
@@ -196,6 +197,7 @@ def main(
 
     Exit codes: 0 done, 1 failed, 2 the configuration is wrong, 138 other workers are gone, 143 told to stop (saved).
     """
+    set_environment()
     paths = {"examples": examples, "transform": transform, "model": model}
     found = {name: path or config.parent / name for name, path in paths.items()}
     if workers is None:
