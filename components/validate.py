@@ -10,6 +10,7 @@ from pathlib import Path
 
 from components import artifacts
 from components.config import ValidateConfig
+from components.distances import distance
 from components.errors import ConfigError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, check_slices, read_batches, read_info
 from components.schema import (
@@ -28,7 +29,6 @@ from components.statistics import (
     Statistics,
     StatisticsBuilder,
     class_values,
-    distance,
     to_json,
 )
 

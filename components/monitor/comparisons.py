@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from components.statistics import FeatureStatistics, Statistics, distance, largest_change
+from components.distances import distance, largest_change
+from components.statistics import FeatureStatistics, Statistics
 
 Verdict = Literal["ok", "alarm", "too_few"]
 _JENSEN_SHANNON_BINS = 10

@@ -8,9 +8,10 @@ from html import escape
 import numpy as np
 
 from components import html_page
+from components.distances import distance
 from components.monitor.findings import Findings
 from components.monitor.report import COLUMNS, KINDS, cells, headline, number, rows_of, utc
-from components.statistics import FeatureStatistics, Statistics, distance
+from components.statistics import FeatureStatistics, Statistics
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 380, 130, 46, 22, 34
 _NUM_BARS, _CHARACTER = 12, 5.5

@@ -16,10 +16,7 @@ from components.statistics import (
     Statistics,
     StatisticsBuilder,
     class_values,
-    distance,
     from_json,
-    jensen_shannon,
-    l_infinity,
     load_statistics,
     to_json,
     tokenize,
@@ -195,42 +192,6 @@ def test_damaged_statistics(tmp_path, content):
         (tmp_path / "statistics.json").write_text(content)
     with pytest.raises(DataError, match=r"statistics.json cannot be read"):
         load_statistics(tmp_path)
-
-
-def test_l_infinity():
-    assert l_infinity(_words("a", "b"), _words("a", "b", "a", "b")) == 0
-    assert l_infinity(_words("a", "a", "a", "b"), _words("a", "b", "c", "d")) == pytest.approx(0.5)
-    assert l_infinity(_words("a"), _words("b")) == 1
-    a, b = (_statistics({"text": np.array([text], object)})["text"] for text in (b"x y", b"x x x y"))
-    assert l_infinity(a, b) == pytest.approx(0.25)
-
-
-def test_jensen_shannon():
-    rng = np.random.default_rng(0)
-    base = rng.normal(size=5000)
-    assert jensen_shannon(_numbers(base), _numbers(base)) == 0
-    assert jensen_shannon(_numbers(base), _numbers(rng.normal(size=100))) < 0.05
-    near, far = (jensen_shannon(_numbers(base), _numbers(base + shift)) for shift in (0.5, 2.0))
-    assert 0.02 < near < 0.2 < far < 1
-    assert jensen_shannon(_numbers(base), _numbers(base + 100)) == pytest.approx(1)
-    assert jensen_shannon(_numbers(base), _numbers([np.nan])) == 1
-    assert jensen_shannon(_numbers([0, 1] * 50), _numbers([0, 1, 1, 1] * 50)) == pytest.approx(0.0488, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "measure"),
-    [
-        (_words("a"), _words("b"), "l_infinity"),
-        (_numbers([1, 2], "int"), _numbers([1, 2], "int"), "l_infinity"),
-        (_numbers(range(101), "int"), _numbers([1, 2], "int"), "jensen_shannon"),
-        (_numbers([1, 2]), _numbers([1, 2]), "jensen_shannon"),
-        (_words("a"), FeatureStatistics("string", 0, 0), None),
-        (FeatureStatistics("uint8", 1, 0), FeatureStatistics("uint8", 1, 0), None),
-    ],
-)
-def test_the_measure_suits_the_feature(a, b, measure):
-    found = distance(a, b)
-    assert (found and found[0]) == measure
 
 
 def test_class_values():
