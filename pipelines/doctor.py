@@ -247,6 +247,17 @@ def check_cpu(env: Environment) -> Finding:
     return Finding("CPU", "problem", found, "use another machine, or the CPU type 'host' in your virtual machine")
 
 
+def check_int8(env: Environment) -> Finding:
+    """Sums of int8 products fit 16 bits. Source: ONNX Runtime, "Quantize ONNX models"."""
+    if env.cpu_flags is None or env.machine not in ("x86_64", "AMD64"):
+        return Finding("int8", "ok", env.machine)
+    found = sorted(flag for flag in env.cpu_flags if "vnni" in flag)
+    if found:
+        return Finding("int8", "ok", ", ".join(found))
+    mend = "the gate of `verify` says what it costs; TFLite's int8 is exact here, and so is a CPU with VNNI"
+    return Finding("int8", "warning", "no VNNI: int8 ONNX and OpenVINO models lose accuracy here", mend)
+
+
 def check_install(env: Environment) -> Finding:
     """An editable install runs the sources that one edits."""
     if env.editable is None:
@@ -273,6 +284,7 @@ CHECKS: tuple[Callable[[Environment], Finding], ...] = (
     check_memory,
     check_shared_memory,
     check_cpu,
+    check_int8,
 )
 
 

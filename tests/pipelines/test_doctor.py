@@ -33,7 +33,7 @@ def healthy(tmp_path: Path) -> Environment:
         memory_bytes=16 * GIB,
         shared_memory_bytes=GIB,
         machine="x86_64",
-        cpu_flags=frozenset({"avx", "avx2"}),
+        cpu_flags=frozenset({"avx", "avx2", "avx512_vnni"}),
         editable=True,
     )
 
@@ -81,6 +81,7 @@ FAULTS: list[tuple[Any, dict[str, Any], str, str, str]] = [
     (doctor.check_memory, {"memory_bytes": GIB}, "problem", "1.0 GiB", "4 GiB or more"),
     (doctor.check_shared_memory, {"shared_memory_bytes": GIB // 16}, "warning", "0.06 GiB", "--shm-size"),
     (doctor.check_cpu, {"cpu_flags": frozenset({"sse2"})}, "problem", "without AVX", "another machine"),
+    (doctor.check_int8, {"cpu_flags": frozenset({"avx", "avx2"})}, "warning", "no VNNI", "the gate of `verify`"),
 ]
 
 
