@@ -83,7 +83,7 @@ def run_step(
         best: What `tune` has found, if settings have been searched for the step.
         **artifacts: Those that it reads, then the one that it writes; a list of them where it reads several of a kind.
     """
-    from pipelines.exit_handler import noted
+    from pipelines.kubeflow.exit_handler import noted
     from pipelines.tracking import record_step
     from pipelines.tuned import tuned_section
 
@@ -461,7 +461,7 @@ def summary(
     summary: Output[Markdown],
     report: Output[HTML],
 ) -> None:
-    from pipelines.exit_handler import finish
+    from pipelines.kubeflow.exit_handler import finish
 
     finish(
         config=config,

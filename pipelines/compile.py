@@ -64,7 +64,7 @@ def compile_pipeline(config: PipelineConfig, *, image: str | None = None) -> str
 def _check_secrets(config: PipelineConfig) -> None:
     """Refuse a notification whose secrets the exit handler would look for in vain."""
     from components.errors import ConfigError
-    from pipelines.kubeflow_config import SUMMARY
+    from pipelines.kubeflow.config import SUMMARY
 
     pod = config.kubeflow.pod(SUMMARY)
     for name in config.notify.variables:

@@ -40,7 +40,7 @@ from components.errors import ConfigError
 from components.plugins import CALLBACKS, MODELS, SOURCES
 from pipelines import config_problems, yaml_text
 from pipelines.config_sources import Settings, read_settings
-from pipelines.kubeflow_config import KubeflowConfig
+from pipelines.kubeflow.config import KubeflowConfig
 
 DEFAULT = Path("configs/chicago_taxi.yaml")
 # Sections that say how a run goes, not what it makes: no step follows from them.

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from pipelines import kfp_api
 from pipelines.exits import DIFFERENT, reported
-from pipelines.kfp_api import Access, access_options
+from pipelines.kubeflow import kfp_api
+from pipelines.kubeflow.kfp_api import Access, access_options
 from pipelines.steps import STEPS
 
 _KINDS = ("steps", "settings", "code", "images", "resources", "caching", "control flow", "interfaces", "pipeline")
@@ -234,7 +234,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]
 
 def _section(where: str, part: Mapping[str, Any]) -> str:
     """The section of the configuration that a task is given, by its name, or, if it is of use to several, by an argument."""
-    from pipelines.kubeflow_config import CONVERT, ENCODE, SUMMARY, TRIAL
+    from pipelines.kubeflow.config import CONVERT, ENCODE, SUMMARY, TRIAL
 
     sections = {step.name: step.section for step in STEPS}
     sections |= {ENCODE: "data", TRIAL: "tune", CONVERT: "export", SUMMARY: "notify"}

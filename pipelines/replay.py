@@ -17,7 +17,7 @@ import click
 
 from components.environment import set_environment
 from pipelines.exits import reported
-from pipelines.kfp_api import Access, access_options, pairs
+from pipelines.kubeflow.kfp_api import Access, access_options, pairs
 from pipelines.local import STEP_NAMES, SUMMARY
 from pipelines.steps import Step, step_named
 
@@ -83,7 +83,7 @@ def from_server(client: Any, run_id: str, step: Step) -> Recorded:
         ConfigError: the run has no such step, or its settings do not fit this code.
         HeadraceError: the API does not give the run.
     """
-    from pipelines import kfp_api
+    from pipelines.kubeflow import kfp_api
 
     with kfp_api.explained(kfp_api.host_of(client)):
         run = client.get_run(run_id)
@@ -122,7 +122,7 @@ def bring_home(
         HeadraceError: it is not known where an input is, or it cannot be had.
     """
     from components.errors import HeadraceError
-    from pipelines.fetch import fetch
+    from pipelines.kubeflow.fetch import fetch
 
     if missing := [name for name in step.inputs if name not in recorded.inputs]:
         options = " ".join(f"--input {name}=URI" for name in missing)
@@ -216,7 +216,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def _compiled(pipeline: Mapping[str, Any], run_id: str, step: Step) -> tuple[str, dict[str, Any], Any, Any]:
     """The key of a step's task in a compiled pipeline, its constant parameters, container and Kubernetes settings."""
     from components.errors import ConfigError, did_you_mean
-    from pipelines.kfp_api import task_names
+    from pipelines.kubeflow.kfp_api import task_names
 
     spec = pipeline.get("pipeline_spec", pipeline)
     names = task_names(spec)
@@ -297,7 +297,7 @@ def main(
         elif access is None:
             raise ConfigError(f"There is no folder {run}. For the run of that id on Kubeflow Pipelines give --host.")
         else:
-            from pipelines import kfp_api
+            from pipelines.kubeflow import kfp_api
 
             client = kfp_api.connect(access)
             recorded = from_server(client, run, step)

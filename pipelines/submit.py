@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.exits import reported
-from pipelines.kfp_api import Access, access_options, pairs
+from pipelines.kubeflow.kfp_api import Access, access_options, pairs
 
 if TYPE_CHECKING:
     from pipelines.config import PipelineConfig
@@ -104,8 +104,8 @@ def upload(client: Any, request: Request, *, namespace: str | None = None) -> tu
         HeadraceError: there is such a version with another content, or the API did not take it.
     """
     from components.errors import HeadraceError
-    from pipelines import kfp_api
     from pipelines.diff import differences, shown
+    from pipelines.kubeflow import kfp_api
 
     with kfp_api.explained(kfp_api.host_of(client)):
         name, version_name = str(request.pipeline_name), str(request.version_name)
@@ -135,7 +135,7 @@ def submit(client: Any, request: Request, *, namespace: str | None = None, repla
     Raises:
         HeadraceError: the API did not take it, or there is a recurring run of that name.
     """
-    from pipelines import kfp_api
+    from pipelines.kubeflow import kfp_api
 
     ids = upload(client, request, namespace=namespace) if request.pipeline_name else None
     with kfp_api.explained(kfp_api.host_of(client)), _package(request.pipeline) as file:
@@ -155,7 +155,7 @@ def submit(client: Any, request: Request, *, namespace: str | None = None, repla
 
 def _recur(client: Any, name: str, schedule: Schedule, what: dict[str, Any], replace: bool) -> str:
     from components.errors import HeadraceError
-    from pipelines.kfp_api import named
+    from pipelines.kubeflow.kfp_api import named
 
     same = client.list_recurring_runs(experiment_id=what["experiment_id"], filter=named(name)).recurring_runs or []
     if same and not replace:
@@ -187,7 +187,7 @@ def _package(text: str) -> Any:
 
 def _check_parameters(parameters: Mapping[str, str], pipeline: str) -> None:
     from components.errors import ConfigError, did_you_mean
-    from pipelines.kfp_api import parse_pipeline
+    from pipelines.kubeflow.kfp_api import parse_pipeline
 
     if not parameters:
         return
@@ -318,7 +318,7 @@ def _check_usage(
 
 
 def _send(access: Access, request: Request, *, start: bool, replace: bool, wait: bool) -> None:
-    from pipelines import kfp_api
+    from pipelines.kubeflow import kfp_api
 
     client = kfp_api.connect(access)
     if not start:
@@ -334,7 +334,7 @@ def _send(access: Access, request: Request, *, start: bool, replace: bool, wait:
     if wait:
         from rich.console import Console
 
-        from pipelines.follow import follow
+        from pipelines.kubeflow.follow import follow
 
         follow(client, run_id, console=Console(highlight=False), poll_seconds=POLL_SECONDS)
 

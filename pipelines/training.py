@@ -26,10 +26,10 @@ from components import artifacts
 from components.errors import HeadraceError
 from components.kfp_components import ON_CLUSTER, make_component
 from components.search_space import num_trials
-from pipelines import containers, exit_handler, pods
 from pipelines import local as runs
 from pipelines.config import PipelineConfig
-from pipelines.kubeflow_config import CONVERT, ENCODE, FINGERPRINT, SUMMARY, TRIAL
+from pipelines.kubeflow import containers, exit_handler, pods
+from pipelines.kubeflow.config import CONVERT, ENCODE, FINGERPRINT, SUMMARY, TRIAL
 from pipelines.local import NOT_BLESSED, RunResult, StepRun
 from pipelines.steps import Step, steps_of
 from pipelines.view import View

@@ -84,7 +84,7 @@ def test_a_regression_has_no_curves() -> None:
 
 
 def test_a_running_step_can_import_it_where_kfp_dsl_has_only_half_of_its_names() -> None:
-    code = "import components.kfp_components, pipelines.exit_handler"
+    code = "import components.kfp_components, pipelines.kubeflow.exit_handler"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"_KFP_RUNTIME": "true"}, check=True)
 
 

@@ -20,8 +20,9 @@ from rich.console import Console
 from components import artifacts
 from components.errors import DataError
 from components.examples import read_arrays
-from pipelines import containers, image, local, training
+from pipelines import local, training
 from pipelines.config import PipelineConfig, load_config
+from pipelines.kubeflow import containers, image
 from serving.client import RestClient
 from tests.conftest import PROJECT
 from tests.pipelines.docker_engine import debian_base, docker_engine

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from pipelines import diff
 from pipelines.diff import Change
-from pipelines.kfp_api import parse_pipeline
+from pipelines.kubeflow.kfp_api import parse_pipeline
 from tests.pipelines import fake_kfp, fakes
 from tests.pipelines.fake_kfp import FakeApi, compile_once
 

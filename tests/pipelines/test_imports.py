@@ -36,7 +36,7 @@ LIGHT_MODULES = [
     "components.progress",
     "components.search_space",
     "pipelines.tuned",
-    "pipelines.katib",
+    "pipelines.kubeflow.katib",
 ]
 COMMANDS = [
     (["pipelines.local", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
@@ -50,7 +50,7 @@ COMMANDS = [
     (["pipelines.init", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.init", "demo"], 0, {*HEAVY, "kfp"}),
     (["pipelines.doctor", "--help"], 0, {*HEAVY, "kfp"}),
-    (["pipelines.katib", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
+    (["pipelines.kubeflow.katib", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.monitor", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.lineage", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.manifests", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
@@ -109,7 +109,7 @@ def test_running_pulls_in_nothing_heavy(
 STEP_MODULES = {f"components.{step.name}" for step in STEPS}
 LIGHT_FILES = (
     "pipelines/config*.py",
-    "pipelines/kubeflow_config.py",
+    "pipelines/kubeflow/config.py",
     "pipelines/steps.py",
     "pipelines/local.py",
     "pipelines/exits.py",
@@ -124,21 +124,21 @@ LIGHT_FILES = (
     "components/progress.py",
     "components/search_space.py",
     "pipelines/tuned.py",
-    "pipelines/katib.py",
+    "pipelines/kubeflow/katib.py",
 )
 TERMINAL_FILES = ("pipelines/view.py", "pipelines/summary.py")
 KUBEFLOW_FILES = (
     "components/kfp_components.py",
     "pipelines/training.py",
     "pipelines/compile.py",
-    "pipelines/pods.py",
+    "pipelines/kubeflow/pods.py",
     "pipelines/submit.py",
-    "pipelines/kfp_api.py",
-    "pipelines/follow.py",
-    "pipelines/fetch.py",
+    "pipelines/kubeflow/kfp_api.py",
+    "pipelines/kubeflow/follow.py",
+    "pipelines/kubeflow/fetch.py",
     "pipelines/diff.py",
     "pipelines/replay.py",
-    "pipelines/containers.py",
+    "pipelines/kubeflow/containers.py",
 )
 _USERS_OF_SERVING = {f"components.{name}" for name in ("verify", "deploy", "monitor", "object_store", "artifact_store")}
 LIGHT_PACKAGES = {"pydantic", "pydantic_core", "yaml", "click"}

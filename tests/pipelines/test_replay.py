@@ -18,7 +18,7 @@ from components import artifacts
 from components.config import ValidateConfig
 from components.errors import HeadraceError
 from pipelines import local, replay
-from pipelines.kfp_api import parse_pipeline
+from pipelines.kubeflow.kfp_api import parse_pipeline
 from pipelines.replay import Recorded
 from pipelines.steps import step_named
 from tests.pipelines import fake_kfp, fakes

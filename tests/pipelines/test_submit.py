@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from pipelines.kfp_api import parse_pipeline
+from pipelines.kubeflow.kfp_api import parse_pipeline
 from pipelines.submit import main
 from tests.pipelines import fake_kfp, fakes
 from tests.pipelines.fake_kfp import FakeApi, compile_once

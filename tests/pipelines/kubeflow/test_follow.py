@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from components.errors import HeadraceError, NotBlessedError
-from pipelines import follow as module
-from pipelines import kfp_api
-from pipelines.kfp_api import Access
+from pipelines.kubeflow import follow as module
+from pipelines.kubeflow import kfp_api
+from pipelines.kubeflow.kfp_api import Access
 from tests.pipelines import fake_kfp, fakes
 from tests.pipelines.fake_kfp import FakeApi
 

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from components.errors import ConfigError
 from components.train.launch import read_config
-from pipelines import katib
 from pipelines.config import PipelineConfig, resolved
+from pipelines.kubeflow import katib
 from tests.components.launch.test_manifests import lost_in_typed_models
 from tests.pipelines import fakes
 

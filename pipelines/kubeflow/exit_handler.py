@@ -136,7 +136,7 @@ def _noted_steps(folder: Path) -> tuple[list[StepRun], tuple[str, ...]]:
 
 def _steps_by_api(run_id: str) -> tuple[list[StepRun], tuple[str, ...]]:
     """What became of the steps that had a pod, as the API in the cluster tells it, or why that is not known."""
-    from pipelines import kfp_api
+    from pipelines.kubeflow import kfp_api
 
     host = os.environ.get("KF_PIPELINES_ENDPOINT", _API)
     token_file, namespace = Path(_TOKEN), Path(_NAMESPACE)

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from components.errors import HeadraceError
-from pipelines import containers, local
+from pipelines import local
 from pipelines.config import PipelineConfig
+from pipelines.kubeflow import containers
 from tests.pipelines import fakes
 
 

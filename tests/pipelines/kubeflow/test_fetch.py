@@ -12,9 +12,9 @@ import pytest
 
 from components import artifacts
 from components.errors import ArtifactError, HeadraceError
-from pipelines import kfp_api
-from pipelines.fetch import fetch
-from pipelines.kfp_api import Access
+from pipelines.kubeflow import kfp_api
+from pipelines.kubeflow.fetch import fetch
+from pipelines.kubeflow.kfp_api import Access
 from tests import seaweedfs
 from tests.pipelines import fakes
 from tests.pipelines.fake_kfp import FakeApi

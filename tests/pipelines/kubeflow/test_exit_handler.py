@@ -10,8 +10,9 @@ import pytest
 
 from components.config import NotifyConfig
 from components.errors import ConfigError, DataError
-from pipelines import exit_handler, notify
-from pipelines.exit_handler import finish, noted
+from pipelines import notify
+from pipelines.kubeflow import exit_handler
+from pipelines.kubeflow.exit_handler import finish, noted
 from pipelines.notify import Ending
 from tests.pipelines import fakes
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from components.errors import HeadraceError, NotBlessedError
-from pipelines import kfp_api
+from pipelines.kubeflow import kfp_api
 from pipelines.steps import STEPS
 
 NUM_LOG_LINES = 30

@@ -167,4 +167,4 @@ def build(
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m pipelines.image")
+    main(prog_name="python -m pipelines.kubeflow.image")

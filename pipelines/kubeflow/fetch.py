@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from components import artifacts
 from components.errors import ArtifactError, HeadraceError
-from pipelines import kfp_api
+from pipelines.kubeflow import kfp_api
 
 # frontend/server/handlers/artifacts.ts
 _SOURCES = {"minio": "minio", "s3": "s3", "gs": "gcs"}

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from kfp.kubernetes.kubernetes_executor_config_pb2 import KubernetesExecutorConfig
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "on_kubeflow.pipeline.yaml"
+GOLDEN = Path(__file__).parents[2] / "golden" / "on_kubeflow.pipeline.yaml"
 
 
 @pytest.fixture(scope="module")

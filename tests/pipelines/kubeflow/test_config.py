@@ -10,7 +10,7 @@ import yaml
 
 from components.errors import ConfigError
 from pipelines.config import load_config, resolved
-from pipelines.kubeflow_config import TASKS, KubeflowConfig
+from pipelines.kubeflow.config import TASKS, KubeflowConfig
 from pipelines.steps import STEPS
 from tests.pipelines import fakes
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
-from pipelines.kubeflow_config import KubeflowConfig, WorkspaceConfig
+from pipelines.kubeflow.config import KubeflowConfig, WorkspaceConfig
 
 _SHARED_MEMORY = "/dev/shm"
 

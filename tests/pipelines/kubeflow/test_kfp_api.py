@@ -12,8 +12,8 @@ import pytest
 import trustme
 from click.testing import CliRunner, Result
 
-from pipelines import kfp_api
-from pipelines.kfp_api import Access
+from pipelines.kubeflow import kfp_api
+from pipelines.kubeflow.kfp_api import Access
 from pipelines.submit import main
 from tests.pipelines import fake_kfp
 from tests.pipelines.fake_kfp import FakeApi

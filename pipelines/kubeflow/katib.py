@@ -1,4 +1,4 @@
-"""The search of a configuration as a Katib Experiment: `python -m pipelines.katib [CONFIG] [section.key=value ...]`.
+"""The search of a configuration as a Katib Experiment: `headrace katib`.
 
 Fields are those of Katib 0.19, pkg/apis/controller/experiments/v1beta1/experiment_types.go and common_types.go.
 """
@@ -15,7 +15,7 @@ from pipelines.exits import reported
 if TYPE_CHECKING:
     from components.config import Candidates
     from pipelines.config import PipelineConfig
-    from pipelines.kubeflow_config import PodConfig
+    from pipelines.kubeflow.config import PodConfig
 
 # Where the event files of a trial are; Katib mounts an empty volume there, which its collector reads.
 _METRICS = "/var/log/katib/tfevent"
@@ -222,4 +222,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m pipelines.katib")
+    main(prog_name="python -m pipelines.kubeflow.katib")

@@ -1,0 +1,1 @@
+"""What runs on Kubeflow Pipelines: pods, image, API."""
