@@ -227,7 +227,7 @@ class TransformConfig(Section):
 class ModelConfig(Section):
     """The network: a built-in name or package.module:build."""
 
-    name: str = Field("tabular", description="resnet, tabular, transformer or package.module:build.")
+    name: str = Field("tabular", description="resnet, tabular, transformer, vit or package.module:build.")
     args: dict[str, Any] = Field({}, description="Further arguments of the builder.")
 
 

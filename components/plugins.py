@@ -22,6 +22,7 @@ MODELS = {
     "resnet": "models.resnet:build",
     "tabular": "models.tabular:build",
     "transformer": "models.transformer:build",
+    "vit": "models.vit:build",
 }
 
 CALLBACKS = {

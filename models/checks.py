@@ -50,6 +50,28 @@ def is_dense(feature: FeatureSpec) -> bool:
     )
 
 
+def image_feature(input_spec: InputSpec, model: str) -> tuple[str, tuple[int | None, ...]]:
+    """Name and shape `(height, width, channels)` of the one feature, which must be an image, else raise ValueError."""
+    features = list(input_spec.items())
+    if len(features) == 1:
+        name, feature = features[0]
+        is_image = len(feature.shape) == 3 and feature.shape[2] is not None
+        if is_image and feature.dtype == "float32" and feature.num_categories is None:
+            return name, feature.shape
+    raise ValueError(
+        f"{model} takes exactly one float32 feature of shape (height, width, channels), received "
+        f"{describe(input_spec)}: let the transform make one image feature, or choose another model"
+    )
+
+
+def check_divides(num_heads: int, hidden_dim: int) -> None:
+    """Raise ValueError unless every head gets an equal part of the width."""
+    if hidden_dim % num_heads:
+        raise ValueError(
+            f"num_heads must divide hidden_dim, received {num_heads} heads for {hidden_dim}: change one of them"
+        )
+
+
 def describe(input_spec: InputSpec) -> str:
     """The features of a spec in one line, for error messages."""
     if not input_spec:

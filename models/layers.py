@@ -75,7 +75,7 @@ class MaskedAttention(keras.layers.Layer):
         query: keras.KerasTensor,
         key: keras.KerasTensor,
         value: keras.KerasTensor,
-        is_token: keras.KerasTensor,
+        is_token: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor:
         """Attend from each position to the tokens.
 
@@ -83,7 +83,7 @@ class MaskedAttention(keras.layers.Layer):
             query: `(batch, length, dim)`; so are `key` and `value`.
             key: What each position offers.
             value: What each position gives.
-            is_token: `(batch, length)` boolean; positions where it is false are not attended to.
+            is_token: `(batch, length)` boolean; positions where it is false are not attended to. None: all are.
 
         Returns:
             `(batch, length, dim)`.
@@ -92,7 +92,8 @@ class MaskedAttention(keras.layers.Layer):
         scores = ops.matmul(self._split(query), ops.transpose(self._split(key), (0, 1, 3, 2)))
         # Not of the queries: in int8 models the division is what keeps mask and softmax in float.
         scores = ops.cast(scores, "float32") / head_dim**0.5
-        scores = ops.where(is_token[:, None, None, :], scores, MASKED_SCORE)
+        if is_token is not None:
+            scores = ops.where(is_token[:, None, None, :], scores, MASKED_SCORE)
         weights = ops.cast(ops.softmax(scores, axis=-1), self.compute_dtype)
         attended = ops.transpose(ops.matmul(weights, self._split(value)), (0, 2, 1, 3))
         return ops.reshape(attended, (-1, ops.shape(query)[1], query.shape[-1]))

@@ -6,13 +6,12 @@ every operation has a counterpart in TFLite and ONNX.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import keras
 from keras import layers
 
-from models.checks import check_fraction, check_output_spec, check_positive, describe, is_dense
-from models.layers import MaskedAttention, MaskedMean, PaddingMask, PositionEmbedding, gelu_tanh
+from models.checks import check_divides, check_fraction, check_output_spec, check_positive, describe, is_dense
+from models.encoder import EncoderBlock
+from models.layers import MaskedMean, PaddingMask, PositionEmbedding, gelu_tanh
 from models.spec import FeatureSpec, InputSpec, OutputSpec
 
 
@@ -60,10 +59,7 @@ def build(
         "mlp_dim": mlp_dim,
     }.items():
         check_positive(argument, value)
-    if hidden_dim % num_heads:
-        raise ValueError(
-            f"num_heads must divide hidden_dim, received {num_heads} heads for {hidden_dim}: change one of them"
-        )
+    check_divides(num_heads, hidden_dim)
     check_fraction("dropout", dropout)
     num_positions = _num_positions(name, tokens, max_length)
 
@@ -71,7 +67,8 @@ def build(
     initializer = keras.initializers.RandomNormal(stddev=0.02)
     embedding = layers.Embedding(tokens.num_categories, hidden_dim, initializer, name="token_embedding")
     blocks = [
-        _Block(hidden_dim, num_heads, mlp_dim, dropout, name=f"block{index}") for index in range(1, num_layers + 1)
+        EncoderBlock(hidden_dim, num_heads, mlp_dim, dropout, name=f"block{index}")
+        for index in range(1, num_layers + 1)
     ]
 
     # Graph
@@ -125,38 +122,3 @@ def _num_positions(name: str, tokens: FeatureSpec, max_length: int | None) -> in
     if length is None:
         raise ValueError(f"feature {name!r} has no fixed length, so the position table has no size: give max_length")
     return length
-
-
-@dataclass(frozen=True)
-class _Block:
-    """One pre-norm encoder block: x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    hidden_dim: int
-    num_heads: int
-    mlp_dim: int
-    dropout: float
-    name: str
-
-    def __call__(self, inputs: keras.KerasTensor, is_token: keras.KerasTensor) -> keras.KerasTensor:
-        """`(batch, length, hidden_dim)` to the same shape; `is_token` is `(batch, length)`."""
-        x = self._add(inputs, self._attend(self._norm(inputs, "attention_norm"), is_token), "attention")
-        return self._add(x, self._mlp(self._norm(x, "mlp_norm")), "mlp")
-
-    def _attend(self, x: keras.KerasTensor, is_token: keras.KerasTensor) -> keras.KerasTensor:
-        query, key, value = (self._dense(self.hidden_dim, part)(x) for part in ("query", "key", "value"))
-        attention = MaskedAttention(self.num_heads, name=f"{self.name}_attention")
-        return self._dense(self.hidden_dim, "attention_output")(attention(query, key, value, is_token))
-
-    def _mlp(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        x = self._dense(self.mlp_dim, "mlp_hidden", activation=gelu_tanh)(x)
-        return self._dense(self.hidden_dim, "mlp_output")(x)
-
-    def _add(self, x: keras.KerasTensor, branch: keras.KerasTensor, part: str) -> keras.KerasTensor:
-        branch = layers.Dropout(self.dropout, name=f"{self.name}_{part}_dropout")(branch)
-        return layers.Add(name=f"{self.name}_{part}_add")([x, branch])
-
-    def _norm(self, x: keras.KerasTensor, part: str) -> keras.KerasTensor:
-        return layers.LayerNormalization(dtype="float32", name=f"{self.name}_{part}")(x)
-
-    def _dense(self, units: int, part: str, activation: object = None) -> layers.Dense:
-        return layers.Dense(units, activation=activation, name=f"{self.name}_{part}")

@@ -79,10 +79,67 @@ def test_options_reach_the_layers():
     assert {norm.momentum for norm in norms} == {0.8}
 
 
-def test_published_size():
-    """ResNet-20 of the CIFAR-10 experiments has 0.27 million parameters (arXiv:1512.03385, table 6)."""
-    model = resnet.resnet20({"image": FeatureSpec((32, 32, 3), "float32")}, OutputSpec("multiclass", 10))
-    assert round(model.count_params() / 1e6, 2) == 0.27
+@pytest.mark.parametrize(
+    ("build", "size", "num_classes", "millions"),
+    [
+        (resnet.resnet20, 32, 10, 0.27),  # arXiv:1512.03385, table 6
+        (resnet.resnet18, 32, 1000, 11.69),  # torchvision's models of the same names, whose norms lie elsewhere
+        (resnet.resnet34, 32, 1000, 21.80),
+        (resnet.resnet50, 32, 1000, 25.56),
+        (resnet.resnext50, 32, 1000, 25.03),
+    ],
+    ids=["resnet20", "resnet18", "resnet34", "resnet50", "resnext50"],
+)
+def test_published_size(build, size, num_classes, millions):
+    model = build({"image": FeatureSpec((size, size, 3), "float32")}, OutputSpec("multiclass", num_classes))
+    count = sum(np.prod(weight.shape) for weight in model.trainable_weights)
+    assert count / 1e6 == pytest.approx(millions, rel=0.002, abs=0.005)
+
+
+BOTTLENECK = {**TINY, "stage_widths": [8, 16], "block": "bottleneck", "bottleneck_ratio": 0.5}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [BOTTLENECK, {**BOTTLENECK, "groups": 2}, {**TINY, "squeeze_ratio": 0.25}, {**TINY, "stem": "conv7_pool"}],
+    ids=["bottleneck", "resnext", "squeeze", "stem"],
+)
+def test_contract_of_variants(args):
+    check_model(resnet.build, IMAGE, OUTPUT, **args)
+
+
+def test_wide_and_squeezed_blocks_start_as_the_identity_too():
+    model = resnet.build(IMAGE, OUTPUT, **BOTTLENECK, groups=4, squeeze_ratio=0.5, stem_width=4)
+    names = ["stage1_block1_projection", "stage1_block1_add", "stage2_block2_add", "stage2_block1_projection"]
+    widened, first, last, downsampled = outputs_of(model, *names)(random_inputs(IMAGE, 2))
+    np.testing.assert_array_equal(first, widened)
+    np.testing.assert_array_equal(last, downsampled)
+    assert np.abs(widened).max() > 0
+
+
+def test_grouped_convolution_equals_its_groups_side_by_side():
+    model = settled(resnet.build(IMAGE, OUTPUT, **BOTTLENECK, groups=4))
+    layer = model.get_layer("stage1_block1_conv2")
+    inputs = np.random.default_rng(1).normal(size=(2, 6, 5, 4)).astype(np.float32)
+    kernel = layer.get_weights()[0]
+    assert kernel.shape == (3, 3, 1, 4)
+    alone = [
+        keras.ops.conv(inputs[..., group : group + 1], kernel[..., group : group + 1], padding="same")
+        for group in range(4)
+    ]
+    np.testing.assert_allclose(layer(inputs), np.concatenate(alone, axis=-1), atol=1e-5)
+
+
+def test_excitation_scales_each_channel():
+    """Every channel times sigmoid(W2 relu(W1 mean + b1) + b2) (arXiv:1709.01507, equation 3)."""
+    model = settled(resnet.build(IMAGE, OUTPUT, **TINY, squeeze_ratio=0.5))
+    x, scaled = outputs_of(model, "stage1_block1_conv2", "stage1_block1_scale")(random_inputs(IMAGE, 3))
+    w1, b1 = model.get_layer("stage1_block1_squeeze_hidden").get_weights()
+    w2, b2 = model.get_layer("stage1_block1_excitation").get_weights()
+    assert w1.shape == (4, 2)
+    hidden = np.maximum(np.mean(x, axis=(1, 2)) @ w1 + b1, 0)
+    factor = 1 / (1 + np.exp(-(hidden @ w2 + b2)))
+    np.testing.assert_allclose(scaled, x * factor[:, None, None, :], rtol=1e-4, atol=1e-5)
 
 
 def test_names_are_stable():
@@ -124,6 +181,13 @@ def test_refuses_specs(spec):
         ({"dropout": 1.0}, "dropout must be a number in"),
         ({"batch_norm_momentum": -1}, "batch_norm_momentum must be a number in"),
         ({"stem_strides": 0}, "stem_strides must be an integer"),
+        ({"block": "wide"}, "block must be 'basic' or 'bottleneck', received 'wide'"),
+        ({"groups": 2}, "only a bottleneck has groups, received groups=2: set block='bottleneck'"),
+        ({"block": "bottleneck", "groups": 3}, r"a stage of 16 channels has 4 inside .* groups=3 must divide"),
+        ({"block": "bottleneck", "bottleneck_ratio": 0}, r"bottleneck_ratio must be a number in \(0, 1\]"),
+        ({"squeeze_ratio": 1}, "squeeze_ratio must be a number in"),
+        ({"stem": "conv5"}, "stem must be 'conv3' or 'conv7_pool', received 'conv5'"),
+        ({"stem_width": 0}, "stem_width must be an integer"),
     ],
     ids=str,
 )
