@@ -227,7 +227,9 @@ class TransformConfig(Section):
 class ModelConfig(Section):
     """The network: a built-in name or package.module:build."""
 
-    name: str = Field("tabular", description="resnet, tabular, transformer, vit or package.module:build.")
+    name: str = Field(
+        "tabular", description="resnet, vit, transformer, tabular, dcn, ft_transformer or package.module:build."
+    )
     args: dict[str, Any] = Field({}, description="Further arguments of the builder.")
 
 

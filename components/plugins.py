@@ -19,6 +19,8 @@ from typing import Any
 from components.errors import ConfigError, did_you_mean
 
 MODELS = {
+    "dcn": "models.dcn:build",
+    "ft_transformer": "models.ft_transformer:build",
     "resnet": "models.resnet:build",
     "tabular": "models.tabular:build",
     "transformer": "models.transformer:build",

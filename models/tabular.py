@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import keras
 from keras import layers
 
-from models.checks import check_fraction, check_output_spec, check_positive, check_positives, describe, is_dense
-from models.spec import FeatureSpec, InputSpec, OutputSpec
-
-MAX_EMBEDDING_DIM = 32
+from models.checks import check_fraction, check_output_spec, check_positive, check_positives
+from models.columns import check_columns, columns, embeddings_of
+from models.spec import InputSpec, OutputSpec
 
 
 def build(
@@ -52,7 +51,7 @@ def build(
         >>> model = build(spec, OutputSpec("binary", 2), hidden_dims=(32,))
     """
     # Checks
-    _check_features(input_spec)
+    check_columns(input_spec, "tabular")
     check_output_spec(output_spec)
     widths = check_positives("hidden_dims", hidden_dims)
     if embedding_dim is not None:
@@ -61,18 +60,11 @@ def build(
     check_fraction("batch_norm_momentum", batch_norm_momentum)
 
     # Layers
-    embeddings = {
-        name: layers.Embedding(size, embedding_dim or _default_embedding_dim(size), name=f"{name}_embedding")
-        for name, size in _categories(input_spec).items()
-    }
+    embeddings = embeddings_of(input_spec, embedding_dim)
 
     # Graph
     inputs = {name: keras.Input(spec.shape, dtype=spec.dtype, name=name) for name, spec in input_spec.items()}
-    columns = [
-        layers.Flatten(name=f"{name}_flatten")(embeddings[name](tensor)) if name in embeddings else tensor
-        for name, tensor in sorted(inputs.items())
-    ]
-    x = columns[0] if len(columns) == 1 else layers.Concatenate(name="columns")(columns)
+    x = columns(inputs, embeddings)
     for index, width in enumerate(widths, start=1):
         x = layers.Dense(width, use_bias=not batch_norm, name=f"hidden{index}")(x)
         if batch_norm:
@@ -86,31 +78,6 @@ def build(
 
     # Config
     return keras.Model(inputs, logits, name="tabular")
-
-
-def _check_features(input_spec: InputSpec) -> None:
-    """Raise ValueError unless there are features and each is a vector of measures or of ids."""
-    wrong = {name: feature for name, feature in input_spec.items() if not (is_dense(feature) or _is_ids(feature))}
-    if wrong or not input_spec:
-        raise ValueError(
-            "tabular takes float32 features of shape (k,), and int64 ids of shape (k,) with num_categories, received "
-            f"{describe(wrong)}: normalize, look up, hash or bucketize each column, or leave it out"
-        )
-
-
-def _is_ids(feature: FeatureSpec) -> bool:
-    is_vector = len(feature.shape) == 1 and feature.shape[0] is not None
-    return feature.dtype == "int64" and is_vector and not feature.is_sequence and (feature.num_categories or 0) > 0
-
-
-def _categories(input_spec: InputSpec) -> dict[str, int]:
-    """Number of categories of each feature of ids."""
-    return {name: spec.num_categories for name, spec in sorted(input_spec.items()) if spec.num_categories is not None}
-
-
-def _default_embedding_dim(num_categories: int) -> int:
-    """Width of an embedding: the rule that fastai found by experiment (`emb_sz_rule`), with a lower limit."""
-    return min(MAX_EMBEDDING_DIM, round(1.6 * num_categories**0.56))
 
 
 def _linear(input_spec: InputSpec, inputs: dict[str, keras.KerasTensor], num_logits: int) -> list[keras.KerasTensor]:
