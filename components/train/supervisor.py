@@ -172,10 +172,11 @@ class _Worker:
             )
         finally:
             os.close(writing)
+        self._status_reader = threading.Thread(target=self._read_status, args=(os.fdopen(reading),), daemon=True)
         self._readers = [
             threading.Thread(target=self._read_lines, args=(self.process.stdout, show), daemon=True),
             threading.Thread(target=self._read_lines, args=(self.process.stderr, note), daemon=True),
-            threading.Thread(target=self._read_status, args=(os.fdopen(reading),), daemon=True),
+            self._status_reader,
         ]
         for reader in self._readers:
             reader.start()
@@ -191,6 +192,8 @@ class _Worker:
 
     def raise_its_error(self) -> None:
         """Raise what the worker has reported, if a restart cannot mend it."""
+        if self.process.poll() is not None:
+            self._status_reader.join(timeout=_LAST_WORDS_S)  # a worker that has left may have said why a moment before
         kind = getattr(errors, self._error.get("error", ""), None)
         if kind is not None:
             raise kind(self._error["message"])
