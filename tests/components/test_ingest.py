@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import tensorflow as tf
 
 from components import plugins
 from components.artifacts import read_manifest
@@ -19,8 +20,9 @@ from components.config import DataConfig, SplitConfig
 from components.errors import ConfigError, DataError
 from components.examples import read_arrays, read_info
 from components.ingest import ingest, read_source, sources
-from components.ingest.columns import features_of, row_values
+from components.ingest.columns import features_of, payloads
 from components.ingest.contract import check_source
+from components.ingest.shards import serialize
 
 TAXI = Path(__file__).parents[2] / "configs" / "data" / "chicago_taxi.csv.gz"
 BY_COLUMN = SplitConfig(method="column", column="part")
@@ -295,8 +297,11 @@ TYPES: dict[str, tuple[pa.Array, list[Any]]] = {
 @pytest.mark.parametrize("kind", TYPES)
 def test_arrow_types(kind):
     array, expected = TYPES[kind]
-    feature = features_of(pa.schema([("x", array.type)]))["x"]
-    assert row_values("x", array, feature) == expected
+    batch = pa.RecordBatch.from_pydict({"x": array})
+    examples = [tf.train.Example.FromString(record) for record in serialize(batch, features_of(batch.schema))]
+    found = [dict(example.features.feature).get("x") for example in examples]
+    values = [feature and getattr(feature, feature.WhichOneof("kind")).value for feature in found]
+    assert values == [None if value is None else [value] for value in expected]
 
 
 @pytest.mark.parametrize("array", [pa.array([[1, 2]]), pa.array([{"a": 1}]), pa.array([datetime.timedelta(1)])])
@@ -315,7 +320,7 @@ def test_numbers_beyond_64_bits_and_missing_images():
     ):
         feature = features_of(pa.schema([("x", array.type)]))["x"]
         with pytest.raises(DataError, match=message):
-            row_values("x", array, feature)
+            payloads("x", array, feature)
 
 
 def test_the_taxi_trips(tmp_path):
