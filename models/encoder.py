@@ -7,11 +7,34 @@ arXiv:2002.04745).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import keras
 from keras import layers
 
-from models.layers import MaskedAttention, gelu_tanh
+from models.attention import LinearAttention, LocalAttention, MaskedAttention
+from models.layers import gelu_tanh
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """Which attention a block has.
+
+    Attributes:
+        kind: `full`, `local` or `linear`.
+        window: local: largest distance of what is attended to, in tokens.
+        rotary: Whether queries and keys are turned by their position.
+    """
+
+    kind: Literal["full", "local", "linear"] = "full"
+    window: int = 64
+    rotary: bool = False
+
+    def layer(self, num_heads: int, *, name: str) -> layers.Layer:
+        """A layer that is called with query, key, value and what it is to attend to."""
+        if self.kind == "local":
+            return LocalAttention(num_heads, self.window, rotary=self.rotary, name=name)
+        return (LinearAttention if self.kind == "linear" else MaskedAttention)(num_heads, rotary=self.rotary, name=name)
 
 
 @dataclass(frozen=True)
@@ -24,6 +47,7 @@ class EncoderBlock:
         mlp_dim: Width of the hidden layer.
         dropout: Fraction dropped in each branch.
         name: Prefix of its layers' names.
+        attention: Which one.
     """
 
     hidden_dim: int
@@ -31,16 +55,24 @@ class EncoderBlock:
     mlp_dim: int
     dropout: float
     name: str
+    attention: AttentionKind = AttentionKind()
 
-    def __call__(self, inputs: keras.KerasTensor, is_token: keras.KerasTensor | None = None) -> keras.KerasTensor:
-        """`(batch, length, hidden_dim)` to the same shape; `is_token` is `(batch, length)`, None if all are tokens."""
-        x = self._add(inputs, self._attend(self._norm(inputs, "attention_norm"), is_token), "attention")
+    def __call__(
+        self,
+        inputs: keras.KerasTensor,
+        is_token: keras.KerasTensor | None = None,
+        bias: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """`(batch, length, hidden_dim)` to the same shape; `is_token` and `bias` as the attention takes them."""
+        context = {"is_token": is_token, "bias": bias}
+        given = {name: tensor for name, tensor in context.items() if tensor is not None}
+        x = self._add(inputs, self._attend(self._norm(inputs, "attention_norm"), given), "attention")
         return self._add(x, self._mlp(self._norm(x, "mlp_norm")), "mlp")
 
-    def _attend(self, x: keras.KerasTensor, is_token: keras.KerasTensor | None) -> keras.KerasTensor:
+    def _attend(self, x: keras.KerasTensor, given: dict[str, keras.KerasTensor]) -> keras.KerasTensor:
         query, key, value = (self._dense(self.hidden_dim, part)(x) for part in ("query", "key", "value"))
-        attention = MaskedAttention(self.num_heads, name=f"{self.name}_attention")
-        return self._dense(self.hidden_dim, "attention_output")(attention(query, key, value, is_token))
+        attention = self.attention.layer(self.num_heads, name=f"{self.name}_attention")
+        return self._dense(self.hidden_dim, "attention_output")(attention(query, key, value, **given))
 
     def _mlp(self, x: keras.KerasTensor) -> keras.KerasTensor:
         x = self._dense(self.mlp_dim, "mlp_hidden", activation=gelu_tanh)(x)

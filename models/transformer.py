@@ -6,12 +6,15 @@ every operation has a counterpart in TFLite and ONNX.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import keras
 from keras import layers
 
+from models.attention import RelativePositionBias
 from models.checks import check_divides, check_fraction, check_output_spec, check_positive, describe, is_dense
-from models.encoder import EncoderBlock
-from models.layers import MaskedMean, PaddingMask, PositionEmbedding, gelu_tanh
+from models.encoder import AttentionKind, EncoderBlock
+from models.layers import MaskedMean, PaddingMask, PositionEmbedding, SinusoidalPositions, gelu_tanh
 from models.spec import FeatureSpec, InputSpec, OutputSpec
 
 
@@ -25,6 +28,9 @@ def build(
     mlp_dim: int = 128,
     dropout: float = 0.1,
     max_length: int | None = None,
+    attention: Literal["full", "local", "linear"] = "full",
+    window: int = 64,
+    positions: Literal["learned", "sinusoidal", "relative", "rotary"] = "learned",
 ) -> keras.Model:
     """A Transformer encoder with masked mean pooling and a linear head.
 
@@ -37,7 +43,13 @@ def build(
         num_heads: Number of attention heads; divides `hidden_dim`.
         mlp_dim: Width of the blocks' hidden layer.
         dropout: Fraction dropped after the embedding, in each residual branch and before the head.
-        max_length: Longest sequence accepted, in tokens. Needed where the feature's length is `None`; else its length.
+        max_length: Longest sequence accepted, in tokens. Needed by learned positions where the feature's length is `None`;
+            else its length.
+        attention: `full`: to every token; `local`: to those at most `window` away; `linear`: to every token, by weights that
+            are products. The last two take time linear in the length.
+        window: local: largest distance, in tokens.
+        positions: How positions are told: `learned` or `sinusoidal` vectors that are added to the embeddings, `rotary` turns
+            of queries and keys, or T5's `relative` numbers that are added to the scores, which linear attention has not.
 
     Returns:
         A model from `{feature: (batch, length), ...}` to logits `(batch, num_logits)`.
@@ -61,23 +73,33 @@ def build(
         check_positive(argument, value)
     check_divides(num_heads, hidden_dim)
     check_fraction("dropout", dropout)
-    num_positions = _num_positions(name, tokens, max_length)
+    check_positive("window", window)
+    _check_choices(attention, positions, hidden_dim // num_heads)
+    num_positions = _num_positions(name, tokens, max_length) if positions == "learned" else None
 
     # Layers
     initializer = keras.initializers.RandomNormal(stddev=0.02)
     embedding = layers.Embedding(tokens.num_categories, hidden_dim, initializer, name="token_embedding")
+    kind = AttentionKind(attention, window, rotary=positions == "rotary")
     blocks = [
-        EncoderBlock(hidden_dim, num_heads, mlp_dim, dropout, name=f"block{index}")
+        EncoderBlock(hidden_dim, num_heads, mlp_dim, dropout, name=f"block{index}", attention=kind)
         for index in range(1, num_layers + 1)
     ]
 
     # Graph
     inputs = {feature: keras.Input(spec.shape, dtype=spec.dtype, name=feature) for feature, spec in input_spec.items()}
     is_token = PaddingMask(name="padding_mask")(inputs[name])
-    x = PositionEmbedding(num_positions, name="position_embedding")(embedding(inputs[name]))
+    x = embedding(inputs[name])
+    bias = None
+    if num_positions is not None:
+        x = PositionEmbedding(num_positions, name="position_embedding")(x)
+    elif positions == "sinusoidal":
+        x = SinusoidalPositions(name="positions")(x)
+    elif positions == "relative":
+        bias = RelativePositionBias(num_heads, window if attention == "local" else None, name="position_bias")(x)
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
     for block in blocks:
-        x = block(x, is_token)
+        x = block(x, is_token, bias)
     x = layers.LayerNormalization(dtype="float32", name="final_norm")(x)
     x = MaskedMean(dtype="float32", name="pool")(x, is_token)
     dense = [
@@ -107,6 +129,21 @@ def _token_feature(input_spec: InputSpec) -> tuple[str, FeatureSpec]:
         f"it only float32 features of shape (k,), received {describe(input_spec)}: tokenize one text column, and leave "
         "out or normalize the others"
     )
+
+
+def _check_choices(attention: str, positions: str, head_dim: int) -> None:
+    for argument, value, choices in (
+        ("attention", attention, ("full", "local", "linear")),
+        ("positions", positions, ("learned", "sinusoidal", "relative", "rotary")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{argument} must be one of {', '.join(choices)}, received {value!r}")
+    if attention == "linear" and positions == "relative":
+        raise ValueError("linear attention has no scores to add relative positions to: choose other positions")
+    if positions == "rotary" and head_dim % 2:
+        raise ValueError(
+            f"rotary positions turn pairs, received heads of {head_dim}: make hidden_dim / num_heads an even number"
+        )
 
 
 def _num_positions(name: str, tokens: FeatureSpec, max_length: int | None) -> int:

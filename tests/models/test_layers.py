@@ -1,7 +1,8 @@
 import keras
 import numpy as np
 
-from models.layers import MaskedAttention, MaskedMean, PositionEmbedding, gelu_tanh
+from models.attention import MaskedAttention
+from models.layers import MaskedMean, PositionEmbedding, SinusoidalPositions, gelu_tanh
 
 
 def test_attention_by_hand():
@@ -45,6 +46,14 @@ def test_positions_are_added():
     layer = PositionEmbedding(5, name="positions")
     added = layer(np.ones((2, 3, 4), np.float32)) - 1
     np.testing.assert_allclose(added[1], layer.positions[:3], atol=1e-6)
+
+
+def test_sinusoidal_positions():
+    added = np.array(SinusoidalPositions(name="positions")(np.ones((1, 7, 6), np.float32)))[0] - 1
+    for position in (0, 1, 6):
+        for place in range(6):
+            angle = position / 10000 ** ((place - place % 2) / 6)
+            assert abs(added[position, place] - (np.cos if place % 2 else np.sin)(angle)) < 1e-5
 
 
 def test_gelu():

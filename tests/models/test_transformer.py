@@ -1,3 +1,5 @@
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -26,6 +28,39 @@ def sharpened(model):
 )
 def test_contract(spec, args):
     check_model(transformer.build, spec, OUTPUT, **TINY, **args)
+
+
+VARIANTS = [
+    {"attention": "local", "window": 3, "positions": "relative"},
+    {"attention": "linear", "positions": "rotary"},
+    {"positions": "sinusoidal"},
+]
+
+
+@pytest.mark.parametrize("args", VARIANTS, ids=lambda args: args["positions"])
+def test_contract_of_variants(args):
+    check_model(transformer.build, VARYING, OUTPUT, **TINY, **args)
+
+
+@pytest.mark.parametrize(
+    ("attention", "positions"),
+    [
+        *itertools.product(["full", "local"], ["learned", "sinusoidal", "relative", "rotary"]),
+        *itertools.product(["linear"], ["learned", "sinusoidal", "rotary"]),
+    ],
+)
+def test_variants_mask_padding_and_see_the_order(attention, positions):
+    args = {"attention": attention, "window": 3, "positions": positions, "max_length": 20}
+    model = transformer.build(VARYING, OUTPUT, **TINY, **args)
+    if positions == "relative":  # which do not add to what is attended to
+        bias = model.get_layer("position_bias").table
+        bias.assign(np.random.default_rng(0).normal(size=bias.shape) * 5)
+    else:
+        sharpened(model)
+    tokens = np.array([[3, 7, 7, 1, 9], [4, 2, 0, 0, 0]])
+    logits = predict(model, {"text": tokens})
+    np.testing.assert_allclose(predict(model, {"text": np.pad(tokens, [(0, 0), (0, 8)])}), logits, rtol=1e-4, atol=1e-4)
+    assert np.abs(predict(model, {"text": tokens[:1, ::-1]}) - logits[:1]).max() > 1e-3
 
 
 def test_contract_of_a_binary_task():
@@ -108,9 +143,13 @@ def test_names_are_stable():
     assert names[0] == names[1]
 
 
-@pytest.mark.parametrize("spec", [TEXT, BESIDE], ids=["text", "beside"])
-def test_tflite_and_onnx_answer_alike(spec, tmp_path):
-    model = sharpened(transformer.build(spec, OUTPUT, **TINY))
+@pytest.mark.parametrize(
+    ("spec", "args"),
+    [(TEXT, {}), (BESIDE, {}), *((TEXT, args) for args in VARIANTS)],
+    ids=["text", "beside", *(args["positions"] for args in VARIANTS)],
+)
+def test_tflite_and_onnx_answer_alike(spec, args, tmp_path):
+    model = sharpened(transformer.build(spec, OUTPUT, **TINY, **args))
     inputs = random_inputs(spec, 3)
     expected = predict(model, inputs)
     np.testing.assert_allclose(run_tflite(model, inputs, tmp_path), expected, atol=1e-4)
@@ -142,6 +181,15 @@ def test_refuses_specs(spec):
         (TEXT, {"dropout": 1.5}, "dropout must be a number in"),
         (TEXT, {"max_length": 5}, "max_length=5 is less than the length of 'text', 11: raise it or omit it"),
         (VARYING, {}, "feature 'text' has no fixed length, so the position table has no size: give max_length"),
+        (TEXT, {"attention": "sparse"}, "attention must be one of full, local, linear, received 'sparse'"),
+        (
+            TEXT,
+            {"positions": "none"},
+            "positions must be one of learned, sinusoidal, relative, rotary, received 'none'",
+        ),
+        (TEXT, {"attention": "linear", "positions": "relative"}, "linear attention has no scores to add relative"),
+        (TEXT, {"positions": "rotary", "hidden_dim": 12}, "rotary positions turn pairs, received heads of 3"),
+        (TEXT, {"window": 0}, "window must be an integer of 1 or more"),
     ],
     ids=str,
 )
