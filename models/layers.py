@@ -58,9 +58,10 @@ class PositionEmbedding(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="headrace")
 class SinusoidalPositions(keras.layers.Layer):
-    """Adds sines and cosines of the position to embeddings `(batch, length, dim)` (Vaswani et al., section 3.5).
+    """Adds sines and cosines of the position to embeddings `(batch, length, dim)` times sqrt(dim).
 
     Even places hold `sin(position / 10000^(place / dim))`, the odd one after each the cosine; no weights, any length.
+    Source: Vaswani et al., sections 3.4 and 3.5; without the factor the embeddings would be lost beside the positions.
     """
 
     def call(self, embeddings: keras.KerasTensor) -> keras.KerasTensor:
@@ -69,7 +70,7 @@ class SinusoidalPositions(keras.layers.Layer):
         rates = 10000.0 ** -(places // 2 * 2 / dim)
         angles = ops.cast(ops.arange(ops.shape(embeddings)[1]), "float32")[:, None] * rates.astype(np.float32)
         table = ops.where(places % 2 == 0, ops.sin(angles), ops.cos(angles))
-        return embeddings + ops.cast(table, embeddings.dtype)
+        return embeddings * dim**0.5 + ops.cast(table, embeddings.dtype)
 
 
 @keras.saving.register_keras_serializable(package="headrace")

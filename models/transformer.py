@@ -78,7 +78,8 @@ def build(
     num_positions = _num_positions(name, tokens, max_length) if positions == "learned" else None
 
     # Layers
-    initializer = keras.initializers.RandomNormal(stddev=0.02)
+    # Sinusoidal positions are of size 1 and so are to be the embeddings, which they multiply by sqrt(hidden_dim).
+    initializer = keras.initializers.RandomNormal(stddev=hidden_dim**-0.5 if positions == "sinusoidal" else 0.02)
     embedding = layers.Embedding(tokens.num_categories, hidden_dim, initializer, name="token_embedding")
     kind = AttentionKind(attention, window, rotary=positions == "rotary")
     blocks = [

@@ -49,7 +49,7 @@ def test_positions_are_added():
 
 
 def test_sinusoidal_positions():
-    added = np.array(SinusoidalPositions(name="positions")(np.ones((1, 7, 6), np.float32)))[0] - 1
+    added = np.array(SinusoidalPositions(name="positions")(np.ones((1, 7, 6), np.float32)))[0] - 6**0.5
     for position in (0, 1, 6):
         for place in range(6):
             angle = position / 10000 ** ((place - place % 2) / 6)
