@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from components.errors import DataError
 from components.ingest.columns import features_of, row_values
+from components.ingest.sources import record_batches
 
 MAX_BATCHES = 3
 
@@ -54,8 +55,7 @@ def _read(source: Callable[..., Any], path: str | None, args: dict[str, Any]) ->
     except TypeError as error:
         raise AssertionError(f"the source cannot be called as source(path=..., **{args}): {error}") from error
     batches = []
-    for batch in source(path=path, **args):
-        assert isinstance(batch, pa.RecordBatch), f"the source yielded a {type(batch).__name__}, not a RecordBatch"
+    for batch in record_batches(source(path=path, **args)):
         batches.append(batch)
         if len(batches) == MAX_BATCHES:
             break
