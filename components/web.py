@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 from components.errors import DataError
@@ -64,7 +65,12 @@ class WebFolder:
         with self._explained(address):
             try:
                 info = self._files.info(address)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                # fsspec says so of every failure; what it was is the cause.
+                cause = error.__cause__
+                if isinstance(cause, Exception) and not isinstance(cause, FileNotFoundError):
+                    if getattr(cause, "status", None) != HTTPStatus.NOT_FOUND:
+                        raise cause from None
                 return None
         # The page of a folder is no data.
         return None if info["type"] != "file" else " ".join(f"{info.get(key)}" for key in _STATE)

@@ -100,7 +100,7 @@ def find_encoding(name: str) -> str:
     """
     try:
         codec = codecs.lookup(name)
-        b"".decode(codec.name)  # bytes to bytes, such as zlib, is no encoding of text
+        "a".encode(name)  # zlib and its like turn bytes into bytes, and are no encodings of text
     except (LookupError, TypeError) as error:
         hint = did_you_mean(str(name), set(encodings.aliases.aliases.values())).partition(" Known")[0]
         raise ConfigError(

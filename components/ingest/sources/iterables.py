@@ -108,7 +108,7 @@ class _Rows:
             column = pa.array(values, kind)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             rows = f"rows {self._num_rows + 1} to {self._num_rows + len(values)}"
-            known = f", which is {kind} in the rows before" if kind is not None else ""
+            known = f", which is {kind} in the rows before," if kind is not None else ""
             raise DataError(
                 f"data.source: column '{name}'{known} cannot hold {rows}: {error}. Give each column one type and shape."
             ) from error
@@ -124,7 +124,7 @@ def _is_dataset(data: Any) -> bool:
 def _dataset(data: Any, split: str | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a dataset, class labels by their names."""
     schema = getattr(data.features, "arrow_schema", None)
-    types = {} if schema is None else {field.name: field.type for field in schema if not pa.types.is_nested(field.type)}
+    types = {} if schema is None else {field.name: field.type for field in schema if not pa.types.is_struct(field.type)}
     classes = {name: names for name, f in data.features.items() if (names := getattr(f, "names", None)) is not None}
     types |= dict.fromkeys(classes, pa.string())
     rows = _Rows(types)

@@ -56,7 +56,7 @@ def sql(
         try:
             yield from batches(connection, query)
         except duckdb.OutOfMemoryException as error:
-            raise DataError(f"data.args.query: {first_lines(error)} Raise data.args.memory_limit.") from error
+            raise _too_little_memory(error) from error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise _explained(error, list(tables or ["data"])) from error
 
@@ -116,6 +116,8 @@ def _scan(
         files = stack.enter_context(text_files(path, args.pop("encoding", "utf-8")))
     try:
         return scans[kind](connection, files, **args), files
+    except duckdb.OutOfMemoryException as error:
+        raise _too_little_memory(error) from error
     except duckdb.Error as error:
         raise unreadable_table(files, error) from error
 
@@ -154,6 +156,10 @@ def _check_select(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     if len(statements) != 1 or statements[0].type is not duckdb.StatementType.SELECT:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
         raise ConfigError(f"data.args.query: must be one SELECT, received {kinds}.")
+
+
+def _too_little_memory(error: Exception) -> DataError:
+    return DataError(f"data.args.query: {first_lines(error)} Raise data.args.memory_limit.")
 
 
 def _explained(error: Exception, tables: list[str]) -> Exception:

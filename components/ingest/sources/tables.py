@@ -21,7 +21,6 @@ from components.ingest.sources.files import at_rest, find_files, first_lines, na
 ROWS_PER_BATCH = 8192
 # No BOOLEAN: it would take yes and no, Y and N, and turn named classes into numbers.
 _CSV_TYPES = ["BIGINT", "HUGEINT", "DOUBLE", "VARCHAR"]
-_UINT64_MAX = 2**64 - 1
 # What DuckDB makes of JSON strings that look like it: the string stays, its zone and digits with it.
 _FROM_JSON_STRINGS = re.compile(r"\b(?:DATE|TIME|TIMESTAMP(?:_\w+| WITH TIME ZONE)?|UUID|JSON)(?=[\[),]|$)")
 
@@ -194,14 +193,16 @@ def _scan(function: str, files: list[Path], options: Mapping[str, object]) -> st
 
 
 def _types(connection: duckdb.DuckDBPyConnection, scan: str) -> dict[str, str]:
-    """The SQL type of each column; whole numbers beyond int64 are UBIGINT where that holds them, else HUGEINT."""
+    """The SQL type of each column; those of HUGEINT narrowed as far as their values allow."""
     found = {str(row[0]): str(row[1]) for row in connection.sql(f"DESCRIBE {scan}").fetchall()}
     huge = [name for name, kind in found.items() if kind == "HUGEINT"]
     if huge:
         ends = ", ".join(f"min({quoted(name)}), max({quoted(name)})" for name in huge)
         limits = connection.sql(f"SELECT {ends} FROM ({scan})").fetchall()[0]
         for name, least, most in zip(huge, limits[::2], limits[1::2], strict=True):
-            if least >= 0 and most <= _UINT64_MAX:
+            if least >= -(2**63) and most < 2**63:
+                found[name] = "BIGINT"
+            elif least >= 0 and most < 2**64:
                 found[name] = "UBIGINT"
     return found
 
