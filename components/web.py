@@ -68,10 +68,10 @@ class WebFolder:
             except FileNotFoundError as error:
                 # fsspec says so of every failure; what it was is the cause.
                 cause = error.__cause__
-                if isinstance(cause, Exception) and not isinstance(cause, FileNotFoundError):
-                    if getattr(cause, "status", None) != HTTPStatus.NOT_FOUND:
-                        raise cause from None
-                return None
+                is_absent = cause is None or isinstance(cause, FileNotFoundError)
+                if is_absent or getattr(cause, "status", None) == HTTPStatus.NOT_FOUND:
+                    return None
+                raise cause from None
         # The page of a folder is no data.
         return None if info["type"] != "file" else " ".join(f"{info.get(key)}" for key in _STATE)
 
