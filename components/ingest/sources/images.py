@@ -28,7 +28,7 @@ _BYTES_PER_BATCH = 64 << 20
 _ENDINGS = (".jpg", ".jpeg", ".png")
 _FORMATS = ("JPEG", "PNG")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_NAMED = 5
+_NAMED = 20  # files, in a message
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -82,7 +82,7 @@ def image_folder(
         return found
 
     with at_rest(files):
-        for images, kept in _images(files, options):
+        for images, kept in _images(files, root, options):
             yield pa.RecordBatch.from_pydict({"image": images, **columns(kept)})
 
 
@@ -124,7 +124,7 @@ def image_manifest(
     others = table.drop_columns([file_column])
     files = [root / name for name in names]
     with at_rest(files):
-        for images, kept in _images(files, options):
+        for images, kept in _images(files, root, options):
             rest = others.take(pa.array(kept)).combine_chunks()
             columns = {name: _whole(rest[name]) for name in rest.column_names}
             yield pa.RecordBatch.from_pydict({"image": images, **columns})
@@ -134,32 +134,30 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-def _images(files: list[Path], options: _Options) -> Iterator[tuple[pa.Array, list[int]]]:
+def _images(files: list[Path], root: Path, options: _Options) -> Iterator[tuple[pa.Array, list[int]]]:
     """Batches of decoded images, `(rows, height, width, channels)`, and the numbers of the files that they are of."""
-    bad: list[str] = []
+    bad: list[tuple[Path, _BadImageError]] = []
     first: tuple[Path, tuple[int, ...]] | None = None
     images: list[np.ndarray] = []
     kept: list[int] = []
     for number, decoded in enumerate(_in_parallel(lambda file: _try_decode(file, options), files)):
         if isinstance(decoded, _BadImageError):
-            bad.append(f"{files[number]} is {decoded}")
+            bad.append((files[number], decoded))
             _check_number(bad, options.max_bad_files)
             continue
         first = first or (files[number], decoded.shape)
         _check_size(files[number], decoded.shape, *first)
         images.append(decoded)
         kept.append(number)
-        if (
-            len(images) == _ROWS_PER_BATCH
-            or sum(image.nbytes for image in images[:1]) * len(images) >= _BYTES_PER_BATCH
-        ):
+        if len(images) == _ROWS_PER_BATCH or len(images) * decoded.nbytes >= _BYTES_PER_BATCH:
             yield tensor_array(np.stack(images)), kept
             images, kept = [], []
-    if bad:
-        told = "; ".join(bad[:_NAMED]) + ("; ..." if len(bad) > _NAMED else "")
-        progress.warn(f"{len(bad)} of {len(files)} images left out: {told}")
     if images:
         yield tensor_array(np.stack(images)), kept
+    if bad:
+        # Below the folder, which may be a copy of one elsewhere.
+        told = [f"{os.path.relpath(file, root)} is {why}" for file, why in bad[:_NAMED]]
+        progress.warn(f"{len(bad)} of {len(files)} files left out: " + "; ".join(told) + "; ..." * (len(bad) > _NAMED))
 
 
 def _in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
@@ -217,10 +215,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return image
 
 
-def _check_number(bad: list[str], limit: int) -> None:
+def _check_number(bad: list[tuple[Path, _BadImageError]], limit: int) -> None:
     if len(bad) <= limit:
         return
-    told = "; ".join(bad[-_NAMED:])
+    told = "; ".join(f"{file} is {why}" for file, why in bad[-_NAMED:])
     allowed = f"{len(bad)} files are no whole images, and {limit} may be: " if limit else ""
     raise DataError(
         f"data.path: {allowed}{told}. Delete such files or copy them again, or raise data.args.max_bad_files, which leaves "

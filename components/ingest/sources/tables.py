@@ -145,7 +145,8 @@ def csv_scan(
     found = _types(connection, _scan("read_csv", files, options | guess))
     if types or null_values:
         return _scan("read_csv", files, options | {"types": found})
-    as_text = {"types": dict.fromkeys(found, "VARCHAR"), "allow_quoted_nulls": False}
+    # Nothing is left to guess. Numbers are read as text first, for which a quoted empty field may be told from a bare one.
+    as_text = {"types": dict.fromkeys(found, "VARCHAR"), "allow_quoted_nulls": False, "sample_size": 1}
     values = [
         quoted(name) if kind == "VARCHAR" else f"CAST(NULLIF({quoted(name)}, '') AS {kind}) AS {quoted(name)}"
         for name, kind in found.items()
