@@ -14,6 +14,7 @@ from components.errors import DataError
 from components.ingest.sources.files import at_rest, find_files, first_lines
 
 _ROWS_PER_BATCH = 8192
+_BYTES_PER_BATCH = 64 << 20
 _INT64_MAX = np.iinfo(np.int64).max
 
 
@@ -33,8 +34,11 @@ def numpy_arrays(*, path: str | None) -> Iterator[pa.RecordBatch]:
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "there are none"
             raise DataError(f"data.path: {path}: arrays must have the same number of rows: {told}.")
-        for start in range(0, next(iter(lengths.values())), _ROWS_PER_BATCH):
-            part = {name: array_column(name, array[start : start + _ROWS_PER_BATCH]) for name, array in arrays.items()}
+        num_rows = next(iter(lengths.values()))
+        row_bytes = sum(array.nbytes for array in arrays.values()) // max(num_rows, 1)
+        step = min(max(_BYTES_PER_BATCH // max(row_bytes, 1), 1), _ROWS_PER_BATCH)
+        for start in range(0, num_rows, step):
+            part = {name: array_column(name, array[start : start + step]) for name, array in arrays.items()}
             yield pa.RecordBatch.from_pydict(part)
 
 

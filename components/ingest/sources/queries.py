@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import inspect
 import re
 import tempfile
@@ -15,7 +16,16 @@ import pyarrow as pa
 
 from components.errors import ConfigError, DataError, did_you_mean
 from components.ingest.sources.files import at_rest, find_files, first_lines, text_files
-from components.ingest.sources.tables import batches, connected, csv_scan, json_scan, literal, quoted, unreadable_table
+from components.ingest.sources.tables import (
+    batches,
+    connected,
+    csv_scan,
+    json_scan,
+    literal,
+    quoted,
+    scan,
+    unreadable_table,
+)
 
 _ENDINGS = {"csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "parquet": "parquet"}
 _PLACE = re.compile(r"LINE (\d+):")
@@ -88,8 +98,8 @@ def _make_views(
     """A view for each table; the files that they read, watched until the stack is closed."""
     read = []
     for name, settings in tables.items():
-        scan, files = _scan(connection, name, settings, stack)
-        connection.sql(f"CREATE VIEW {quoted(name)} AS {scan}")
+        query, files = _scan(connection, name, settings, stack)
+        connection.sql(f"CREATE VIEW {quoted(name)} AS {query}")
         read += files
     return read
 
@@ -123,9 +133,9 @@ def _scan(
 
 
 def _parquet_scan(connection: duckdb.DuckDBPyConnection, files: list[Path]) -> str:
-    scan = f"SELECT * FROM read_parquet({literal([str(file) for file in files])}, union_by_name=True)"
-    connection.sql(f"DESCRIBE {scan}").fetchall()  # a file that is no Parquet is named here
-    return scan
+    query = scan("read_parquet", files, {"union_by_name": True})
+    connection.sql(f"DESCRIBE {query}").fetchall()  # a file that is no Parquet is named here
+    return query
 
 
 def _kind(path: str, table: str) -> str:
@@ -143,7 +153,8 @@ def _kind(path: str, table: str) -> str:
 def _forbid_other_files(connection: duckdb.DuckDBPyConnection, read: list[Path]) -> None:
     """Let the query read its tables alone: nothing else belongs to the fingerprint of the data."""
     files, folders = ([str(path) for path in read if path.is_dir() is is_dir] for is_dir in (False, True))
-    connection.sql(f"SET allowed_paths = {literal(files)}")
+    # Asked for is first the pattern that `scan` makes of a name.
+    connection.sql(f"SET allowed_paths = {literal([*files, *map(glob.escape, files)])}")
     connection.sql(f"SET allowed_directories = {literal(folders)}")
     connection.sql("SET enable_external_access = false")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import gzip
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from components.errors import DataError
 from components.ingest.sources.files import at_rest, find_files, first_lines, names_of, text_files
 
 ROWS_PER_BATCH = 8192
+_BYTES_PER_BATCH = 64 << 20
 # No BOOLEAN: it would take yes and no, Y and N, and turn named classes into numbers.
 _CSV_TYPES = ["BIGINT", "HUGEINT", "DOUBLE", "VARCHAR"]
 # What DuckDB makes of JSON strings that look like it: the string stays, its zone and digits with it.
@@ -54,8 +56,8 @@ def csv(
     with text_files(path, encoding) as files:
         try:
             with connected() as connection:
-                scan = csv_scan(connection, files, delimiter, columns, types, null_values)
-                yield from batches(connection, scan)
+                query = csv_scan(connection, files, delimiter, columns, types, null_values)
+                yield from batches(connection, query)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if (place := _odd_line(files, delimiter)) is not None:
                 raise DataError(f"data.path: {place}. Correct it, or set data.args.delimiter.") from error
@@ -93,11 +95,12 @@ def parquet(*, path: str | None) -> Iterator[pa.RecordBatch]:
     files = find_files(path)
     with at_rest(files):
         try:
-            schemas = [pa.parquet.read_schema(file).remove_metadata() for file in files]
+            parts = [pa.parquet.read_metadata(file) for file in files]
+            schemas = [part.schema.to_arrow_schema().remove_metadata() for part in parts]
             schema = pa.unify_schemas(schemas, promote_options="permissive")
             dataset = pa.dataset.dataset([str(file) for file in files], schema=schema, format="parquet")
             # Little is read ahead, so that the memory does not grow with the row groups.
-            for batch in dataset.to_batches(batch_size=ROWS_PER_BATCH, batch_readahead=2, fragment_readahead=1):
+            for batch in dataset.to_batches(batch_size=_batch_size(parts), batch_readahead=2, fragment_readahead=1):
                 if batch.num_rows:
                     yield batch
         except (pa.ArrowException, OSError) as error:
@@ -142,16 +145,16 @@ def csv_scan(
     options |= {name: value for name, value in given.items() if value is not None}
     guess: dict[str, object] = {"auto_type_candidates": _CSV_TYPES}
     guess |= {"types": types} if types else {}
-    found = _types(connection, _scan("read_csv", files, options | guess))
+    found = _types(connection, scan("read_csv", files, options | guess))
     if types or null_values:
-        return _scan("read_csv", files, options | {"types": found})
+        return scan("read_csv", files, options | {"types": found})
     # Nothing is left to guess. Numbers are read as text first, for which a quoted empty field may be told from a bare one.
     as_text = {"types": dict.fromkeys(found, "VARCHAR"), "allow_quoted_nulls": False, "sample_size": 1}
     values = [
         quoted(name) if kind == "VARCHAR" else f"CAST(NULLIF({quoted(name)}, '') AS {kind}) AS {quoted(name)}"
         for name, kind in found.items()
     ]
-    return f"SELECT {', '.join(values)} FROM ({_scan('read_csv', files, options | as_text)})"
+    return f"SELECT {', '.join(values)} FROM ({scan('read_csv', files, options | as_text)})"
 
 
 def json_scan(connection: duckdb.DuckDBPyConnection, files: list[Path], types: Mapping[str, str] | None = None) -> str:
@@ -159,9 +162,9 @@ def json_scan(connection: duckdb.DuckDBPyConnection, files: list[Path], types: M
     options: dict[str, object] = {"format": "newline_delimited", "records": True}
     # A map's threshold below 0: an object is always a struct.
     guess = {"sample_size": -1, "union_by_name": True, "map_inference_threshold": -1}
-    found = _types(connection, _scan("read_json", files, options | guess))
+    found = _types(connection, scan("read_json", files, options | guess))
     found = {name: _FROM_JSON_STRINGS.sub("VARCHAR", kind) for name, kind in found.items()}
-    return _scan("read_json", files, options | {"columns": found | dict(types or {})})
+    return scan("read_json", files, options | {"columns": found | dict(types or {})})
 
 
 def unreadable_table(files: list[Path], error: Exception) -> DataError:
@@ -170,6 +173,14 @@ def unreadable_table(files: list[Path], error: Exception) -> DataError:
     if files[0].suffix != ".parquet":
         mend += "; text that is not in UTF-8 needs data.args.encoding"
     return DataError(f"data.path: {names_of(files)} cannot be read: {first_lines(error)} {mend}.")
+
+
+def scan(function: str, files: list[Path], options: Mapping[str, object]) -> str:
+    """The query that reads files with a table function of DuckDB."""
+    # To DuckDB every name is a pattern: of x[1].csv it would read x1.csv.
+    names = [glob.escape(str(file)) for file in files]
+    arguments = [literal(names), *(f"{key}={literal(each)}" for key, each in options.items())]
+    return f"SELECT * FROM {function}({', '.join(arguments)})"
 
 
 def literal(value: object) -> str:
@@ -188,18 +199,20 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _scan(function: str, files: list[Path], options: Mapping[str, object]) -> str:
-    arguments = [literal([str(file) for file in files]), *(f"{key}={literal(each)}" for key, each in options.items())]
-    return f"SELECT * FROM {function}({', '.join(arguments)})"
+def _batch_size(parts: list[pa.parquet.FileMetaData]) -> int:
+    """Rows of a batch of bounded size; images make wide rows."""
+    num_rows = sum(part.num_rows for part in parts)
+    num_bytes = sum(part.row_group(number).total_byte_size for part in parts for number in range(part.num_row_groups))
+    return min(max(_BYTES_PER_BATCH * num_rows // max(num_bytes, 1), 1), ROWS_PER_BATCH)
 
 
-def _types(connection: duckdb.DuckDBPyConnection, scan: str) -> dict[str, str]:
+def _types(connection: duckdb.DuckDBPyConnection, query: str) -> dict[str, str]:
     """The SQL type of each column; those of HUGEINT narrowed as far as their values allow."""
-    found = {str(row[0]): str(row[1]) for row in connection.sql(f"DESCRIBE {scan}").fetchall()}
+    found = {str(row[0]): str(row[1]) for row in connection.sql(f"DESCRIBE {query}").fetchall()}
     huge = [name for name, kind in found.items() if kind == "HUGEINT"]
     if huge:
         ends = ", ".join(f"min({quoted(name)}), max({quoted(name)})" for name in huge)
-        limits = connection.sql(f"SELECT {ends} FROM ({scan})").fetchall()[0]
+        limits = connection.sql(f"SELECT {ends} FROM ({query})").fetchall()[0]
         for name, least, most in zip(huge, limits[::2], limits[1::2], strict=True):
             if least >= -(2**63) and most < 2**63:
                 found[name] = "BIGINT"

@@ -19,6 +19,7 @@ from components.ingest.sources.arrays import tensor_array
 from components.ingest.sources.files import at_rest, find_files
 
 _ROWS_PER_BATCH = 8192
+_BYTES_PER_BATCH = 32 << 20
 _TYPES = {"int64_list": pa.int64(), "float_list": pa.float32(), "bytes_list": pa.binary()}
 _DTYPES = {"int64_list": np.int64, "float_list": np.float32}
 
@@ -42,11 +43,13 @@ def tfrecord(*, path: str | None) -> Iterator[pa.RecordBatch]:
             _note(features, record, file)
         builders = {name: features[name].builder(num_records) for name in sorted(features)}
         rows: list[tf.train.SequenceExample] = []
+        num_bytes = 0
         for _, record in _read(files):
             rows.append(record)
-            if len(rows) == _ROWS_PER_BATCH:
+            num_bytes += record.ByteSize()
+            if len(rows) == _ROWS_PER_BATCH or num_bytes >= _BYTES_PER_BATCH:
                 yield _batch(rows, features, builders)
-                rows = []
+                rows, num_bytes = [], 0
         if rows:
             yield _batch(rows, features, builders)
 

@@ -70,3 +70,21 @@ def test_a_file_that_changes_while_it_is_read_is_named(data: Path, kind: str, ch
     finally:
         batches.close()
         victim.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy", "tfrecord"])
+def test_rows_of_a_megabyte_come_in_small_batches(tmp_path: Path, kind: str) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (100, 1 << 20), np.uint8)
+    if kind == "parquet":
+        pa.parquet.write_table(pa.table({"a": [row.tobytes() for row in rows]}), tmp_path / "x.parquet")
+    elif kind == "npy":
+        np.save(tmp_path / "x.npy", rows)
+    else:
+        with tf.io.TFRecordWriter(str(tmp_path / "x.tfrecord")) as writer:
+            for row in rows:
+                feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[row.tobytes()]))
+                writer.write(tf.train.Example(features=tf.train.Features(feature={"a": feature})).SerializeToString())
+    source = {"parquet": sources.parquet, "npy": sources.numpy_arrays, "tfrecord": sources.tfrecord}[kind]
+    batches = list(source(path=str(tmp_path / f"x.{kind}")))
+    assert sum(batch.num_rows for batch in batches) == 100
+    assert max(batch.num_rows for batch in batches) <= 64

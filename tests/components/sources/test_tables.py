@@ -125,3 +125,17 @@ def test_numbers_are_read_as_the_csv_writes_them(tmp_path):
     values = read(sources.csv, tmp_path / "x.csv")["a"].to_pylist()
     assert values[:2] == [0.1, -1e-7]
     assert math.isnan(values[2])
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "sql", "parquet"])
+def test_a_name_is_no_pattern(tmp_path, kind):
+    """The neighbour is what DuckDB reads if the name is taken for a pattern."""
+    ending = "csv" if kind == "sql" else kind
+    for name, value in (("x[1]?", 1), ("x1b", 2)):
+        file = tmp_path / f"{name}.{ending}"
+        if kind == "parquet":
+            pa.parquet.write_table(pa.table({"a": [value]}), file)
+        else:
+            file.write_text(json.dumps({"a": value}) + "\n" if kind == "jsonl" else f"a\n{value}\n")
+    args = {"query": "FROM data"} if kind == "sql" else {}
+    assert read(getattr(sources, kind), tmp_path / f"x[1]?.{ending}", **args).to_pydict() == {"a": [1]}
