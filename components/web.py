@@ -68,10 +68,9 @@ class WebFolder:
             except FileNotFoundError as error:
                 # fsspec says so of every failure; what it was is the cause.
                 cause = error.__cause__
-                is_absent = cause is None or isinstance(cause, FileNotFoundError)
-                if is_absent or getattr(cause, "status", None) == HTTPStatus.NOT_FOUND:
-                    return None
-                raise cause from None
+                if cause is not None and not _says_not_found(cause):
+                    raise cause from None
+                return None
         # The page of a folder is no data.
         return None if info["type"] != "file" else " ".join(f"{info.get(key)}" for key in _STATE)
 
@@ -99,3 +98,7 @@ class WebFolder:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise DataError(f"data.path: {address} cannot be fetched: {reason}. Run again, or copy it here.") from error
+
+
+def _says_not_found(error: BaseException) -> bool:
+    return isinstance(error, FileNotFoundError) or getattr(error, "status", None) == HTTPStatus.NOT_FOUND

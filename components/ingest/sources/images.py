@@ -140,24 +140,24 @@ def _images(files: list[Path], root: Path, options: _Options) -> Iterator[tuple[
     first: tuple[Path, tuple[int, ...]] | None = None
     images: list[np.ndarray] = []
     kept: list[int] = []
-    for number, decoded in enumerate(_in_parallel(lambda file: _try_decode(file, options), files)):
-        if isinstance(decoded, _BadImageError):
-            bad.append((files[number], decoded))
-            _check_number(bad, options.max_bad_files)
-            continue
-        first = first or (files[number], decoded.shape)
-        _check_size(files[number], decoded.shape, *first)
-        images.append(decoded)
-        kept.append(number)
-        if len(images) == _ROWS_PER_BATCH or len(images) * decoded.nbytes >= _BYTES_PER_BATCH:
+    try:
+        for number, decoded in enumerate(_in_parallel(lambda file: _try_decode(file, options), files)):
+            if isinstance(decoded, _BadImageError):
+                bad.append((files[number], decoded))
+                _check_number(bad, options.max_bad_files)
+                continue
+            first = first or (files[number], decoded.shape)
+            _check_size(files[number], decoded.shape, *first)
+            images.append(decoded)
+            kept.append(number)
+            if len(images) == _ROWS_PER_BATCH or len(images) * decoded.nbytes >= _BYTES_PER_BATCH:
+                yield tensor_array(np.stack(images)), kept
+                images, kept = [], []
+        if images:
             yield tensor_array(np.stack(images)), kept
-            images, kept = [], []
-    if images:
-        yield tensor_array(np.stack(images)), kept
-    if bad:
-        # Below the folder, which may be a copy of one elsewhere.
-        told = [f"{os.path.relpath(file, root)} is {why}" for file, why in bad[:_NAMED]]
-        progress.warn(f"{len(bad)} of {len(files)} files left out: " + "; ".join(told) + "; ..." * (len(bad) > _NAMED))
+    finally:  # also where no more than data.limit rows are asked for
+        if 0 < len(bad) <= options.max_bad_files:
+            _tell(bad, len(files), root)
 
 
 def _in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
@@ -213,6 +213,12 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     return image
+
+
+def _tell(bad: list[tuple[Path, _BadImageError]], num_files: int, root: Path) -> None:
+    # Paths below the folder, which may be a copy of one elsewhere.
+    told = [f"{os.path.relpath(file, root)} is {why}" for file, why in bad[:_NAMED]]
+    progress.warn(f"{len(bad)} of {num_files} files left out: " + "; ".join(told) + "; ..." * (len(bad) > _NAMED))
 
 
 def _check_number(bad: list[tuple[Path, _BadImageError]], limit: int) -> None:

@@ -14,6 +14,7 @@ from components import progress
 from components.errors import ConfigError, DataError
 from components.ingest import sources
 from components.ingest.columns import features_of
+from components.ingest.sources import images
 from tests.components.sources import read
 
 
@@ -102,6 +103,17 @@ def test_broken_files_up_to_a_limit_are_left_out_and_told_of(tmp_path):
     )
     with pytest.raises(DataError, match=r"3 files are no whole images, and 2 may be: .*raise data.args.max_bad_files"):
         read(sources.image_folder, tmp_path, max_bad_files=2)
+
+
+def test_what_was_left_out_is_told_of_where_the_rest_is_not_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "_ROWS_PER_BATCH", 1)
+    files = _write_images(tmp_path, sizes=((8, 8),) * 4)
+    files[0].write_bytes(b"hello")
+    with progress.warnings_kept() as warnings:
+        batches = sources.image_folder(path=str(tmp_path), max_bad_files=1)
+        next(batches)
+        batches.close()
+    assert warnings == ["1 of 8 files left out: cat/0.png is truncated or no JPEG or PNG"]
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png"])
