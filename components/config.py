@@ -109,11 +109,13 @@ class DataConfig(Section):
     """Where the examples come from and what is to be predicted (step `ingest`)."""
 
     source: str = Field(
-        "csv", description="csv, parquet, jsonl, tfrecord, image_folder, numpy, a sample set, or package.module:source."
+        "csv",
+        description="csv, parquet, jsonl, sql, tfrecord, image_folder, image_manifest, text, numpy, a sample set, or "
+        "package.module:source.",
     )
     path: str | None = Field(
         None,
-        description="File, folder or glob, relative to the working directory, or below s3://bucket or gs://bucket.",
+        description="File, folder or glob, relative to the working directory, or below s3://bucket, gs://bucket or https://host.",
     )
     args: dict[str, Any] = Field({}, description="Further arguments of the source.")
     label: str = Field("label", description="Column to predict.")

@@ -26,6 +26,6 @@ def encode(*, encoded: Path, number: str, num_shares: str, config: DataConfig) -
     """
     with artifacts.writing(encoded, step="encode", inputs={}, config=config) as out:
         rows = Rows(out.path, config, int(number), int(num_shares))
-        read_rows(rows, config, out.scratch / "data")
-        out.result = rows.finish_share()
+        warnings = read_rows(rows, config, out.scratch / "data")
+        out.result = rows.finish_share(warnings)
     return out.result

@@ -55,8 +55,8 @@ def why_unknown(step: str, config: BaseModel) -> str | None:
 
 
 def _data_digest(config: DataConfig) -> str | None:
-    in_store = object_store.is_uri(config.path)
-    return object_store.data_digest(config) if in_store else digest_data(config.path, "data.path")
+    is_remote = object_store.is_remote(config.path)
+    return object_store.data_digest(config) if is_remote else digest_data(config.path, "data.path")
 
 
 def digest_data(path: str | None, setting: str) -> str | None:

@@ -38,7 +38,10 @@ def markdown(name: str, config: CardConfig, origins: Origins) -> str:
         "Forms": _forms(origins["proof"]["result"]),
         "Limits": [
             *_said(config, "ethical_considerations", "caveats"),
-            *_listed("Found in the data", origins["statistics"]["result"]["warnings"]),
+            *_listed(
+                "Found in the data",
+                [*origins["examples"]["result"]["warnings"], *origins["statistics"]["result"]["warnings"]],
+            ),
         ],
         "Provenance": _provenance(origins),
     }

@@ -1,4 +1,4 @@
-"""Data and pushed models in an object store, s3:// or gs://: what steps read and write is a copy on the local disk."""
+"""Data and pushed models in an object store, s3:// or gs://, and data on the web: steps read and write local copies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,30 @@ from pathlib import Path
 from components import plugins
 from components.config import DataConfig
 from components.errors import DataError
+from components.web import WebFolder, is_web, local_name
 from serving.errors import ServingError
 from serving.object_store import GRAPHS, Folder, copied, copy_folder, is_uri, versions_of, what_was_copied
 
-__all__ = ["absolute", "base_path", "data_digest", "explained", "has_file", "is_uri", "local_data", "publish"]
+__all__ = [
+    "absolute",
+    "base_path",
+    "data_digest",
+    "explained",
+    "has_file",
+    "is_remote",
+    "is_uri",
+    "local_data",
+    "publish",
+]
+
+
+def is_remote(path: str | None) -> bool:
+    """Whether data lie in an object store or on the web."""
+    return is_uri(path) or is_web(path)
 
 
 def data_digest(config: DataConfig) -> str | None:
-    """Digest of the names, sizes and times of the objects that `data.path` names; None without any.
+    """Digest of the names, sizes and times (on the web: ETags) of what `data.path` names; None without any.
 
     None, too, for a source of the user's, which gets the URI and may make anything of it.
 
@@ -37,7 +53,7 @@ def data_digest(config: DataConfig) -> str | None:
 
 @contextlib.contextmanager
 def local_data(config: DataConfig, folder: Path) -> Iterator[DataConfig]:
-    """The configuration with `data.path` on this machine: objects of a store are copied to `folder` first.
+    """The configuration with `data.path` on this machine: what lies in a store or on the web is copied to `folder` first.
 
     A source of the user's gets the URI as it is.
 
@@ -160,21 +176,26 @@ def _number(name: str) -> int:
 
 
 def _is_fetched(config: DataConfig) -> bool:
-    return is_uri(config.path) and not plugins.is_own(config.source)
+    return is_remote(config.path) and not plugins.is_own(config.source)
 
 
-def _select(uri: str) -> tuple[Folder, dict[str, str], str]:
+def _select(uri: str) -> tuple[Folder | WebFolder, dict[str, str], str]:
     """The folder that a URI of an object, a folder or a glob lies in, the objects it names, and the rest of the URI."""
+    kind: type[Folder | WebFolder] = WebFolder if is_web(uri) else Folder
     parts = uri.split("/")
-    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    # Of a web address only * makes a glob: a ? begins its query.
+    has_magic = (lambda part: "*" in part) if is_web(uri) else glob.has_magic
+    fixed = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
     pattern = parts[fixed:]
-    store = Folder("/".join(parts[:fixed]))
+    store = kind("/".join(parts[:fixed]))
     if pattern:
         found = {name: state for name, state in store.files().items() if _matches(name.split("/"), pattern)}
         return store, found, "/".join(pattern)
+    if is_web(uri) and uri.endswith("/"):
+        return store, store.files(), ""
     parent, _, name = store.uri.rpartition("/")
-    if not parent.endswith("/") and (state := Folder(parent).state(name)) is not None:
-        return Folder(parent), {name: state}, name
+    if not parent.endswith("/") and (state := kind(parent).state(name)) is not None:
+        return kind(parent), {name: state}, local_name(name) if is_web(uri) else name
     return store, store.files(), ""
 
 

@@ -41,10 +41,13 @@ SOURCES = {
     "csv": "components.ingest.sources:csv",
     "fashion_mnist": "components.ingest.samples:fashion_mnist",
     "image_folder": "components.ingest.sources:image_folder",
+    "image_manifest": "components.ingest.sources:image_manifest",
     "jsonl": "components.ingest.sources:jsonl",
     "numpy": "components.ingest.sources:numpy_arrays",
     "parquet": "components.ingest.sources:parquet",
     "reuters_r8": "components.ingest.samples:reuters_r8",
+    "sql": "components.ingest.sources:sql",
+    "text": "components.ingest.sources:text",
     "tfrecord": "components.ingest.sources:tfrecord",
 }
 

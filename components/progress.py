@@ -14,6 +14,7 @@ def _print(message: str) -> None:
 
 
 _sink: ContextVar[Sink] = ContextVar("progress_sink", default=_print)
+_warnings: ContextVar[list[str] | None] = ContextVar("progress_warnings", default=None)
 
 
 def report(message: str) -> None:
@@ -25,6 +26,28 @@ def report(message: str) -> None:
         message: One line; the next one replaces it where a view shows it.
     """
     _sink.get()(message)
+
+
+def warn(message: str) -> None:
+    """Say what the user should know of a step's result, though it is no error; `warnings_kept` writes it down.
+
+    Args:
+        message: One line.
+    """
+    report(f"warning: {message}")
+    if (kept := _warnings.get()) is not None:
+        kept.append(message)
+
+
+@contextlib.contextmanager
+def warnings_kept() -> Iterator[list[str]]:
+    """The warnings of the block, as they come."""
+    kept: list[str] = []
+    token = _warnings.set(kept)
+    try:
+        yield kept
+    finally:
+        _warnings.reset(token)
 
 
 @contextlib.contextmanager

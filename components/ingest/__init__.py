@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from components import artifacts, object_store, plugins
+from components import artifacts, object_store, plugins, progress
 from components.config import DataConfig
 from components.errors import DataError, HeadraceError
 from components.examples import write_info
 from components.ingest.rows import Rows
+from components.ingest.sources import record_batches
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class IngestResult:
         num_shards: Files of each split.
         features: Type of each column, the label among them.
         label: The column to predict.
+        warnings: What was left out, a line each.
     """
 
     num_examples: dict[str, int]
     num_shards: dict[str, int]
     features: dict[str, str]
     label: str
+    warnings: list[str] = field(default_factory=list)
 
 
 def ingest(*, examples: Path, config: DataConfig, encoded: Sequence[Path] = ()) -> IngestResult:
@@ -50,19 +52,16 @@ def ingest(*, examples: Path, config: DataConfig, encoded: Sequence[Path] = ()) 
     """
     with artifacts.writing(examples, step="ingest", inputs={}, config=config) as out:
         rows = Rows(out.path, config)
-        if encoded:
-            rows.take(encoded)
-        else:
-            read_rows(rows, config, out.scratch / "data")
+        warnings = rows.take(encoded) if encoded else read_rows(rows, config, out.scratch / "data")
         info, num_shards = rows.finish()
         write_info(out.path, info)
         kinds = {name: feature.type for name, feature in info.features.items()}
-        out.result = IngestResult(info.num_examples, num_shards, kinds, info.label)
+        out.result = IngestResult(info.num_examples, num_shards, kinds, info.label, warnings)
     result: IngestResult = out.result
     return result
 
 
-def read_rows(rows: Rows, config: DataConfig, scratch: Path) -> None:
+def read_rows(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
     """Read the source into `rows`, as far as they have room.
 
     Args:
@@ -70,14 +69,18 @@ def read_rows(rows: Rows, config: DataConfig, scratch: Path) -> None:
         config: Source and limit.
         scratch: Where objects of a store are copied to first.
 
+    Returns:
+        What the source told of, such as files that it left out.
+
     Raises:
         ConfigError, DataError: as `ingest`.
     """
-    with object_store.local_data(config, scratch) as local:
+    with object_store.local_data(config, scratch) as local, progress.warnings_kept() as warnings:
         for batch in read_source(local):
             rows.write(batch)
             if rows.full:
                 break
+        return warnings
 
 
 def read_source(config: DataConfig) -> Iterator[pa.RecordBatch]:
@@ -85,22 +88,12 @@ def read_source(config: DataConfig) -> Iterator[pa.RecordBatch]:
 
     Raises:
         ConfigError: there is no such source, or it takes no such argument.
-        DataError: it yields something else than record batches, or a source of the user's fails.
+        DataError: it yields what nobody can make record batches of, or a source of the user's fails.
     """
     source = plugins.resolve(config.source, plugins.SOURCES, "data.source")
     plugins.check_arguments(source, config.args, f"data.args of source '{config.source}'", path=config.path)
-    for batch in _batches(source, config):
-        if not isinstance(batch, pa.RecordBatch):
-            raise DataError(
-                f"data.source: '{config.source}' yielded a {type(batch).__name__}; a source yields "
-                "pyarrow.RecordBatch (a table's to_batches() gives them)."
-            )
-        yield batch
-
-
-def _batches(source: Callable[..., Iterable[Any]], config: DataConfig) -> Iterator[Any]:
     try:
-        yield from source(path=config.path, **config.args)
+        yield from record_batches(source(path=config.path, **config.args))
     except HeadraceError:
         raise
     except Exception as error:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from components.errors import DataError
 from components.ingest.columns import features_of, payloads
+from components.ingest.sources import record_batches
 
 MAX_BATCHES = 3
 
@@ -33,7 +34,7 @@ def check_source(source: Callable[..., Any], *, path: str | None = None, **args:
         AssertionError: With what the source did, and what it should do.
     """
     first, second = (_read(source, path, args) for _ in range(2))
-    assert first, "the source yielded nothing; it should yield pyarrow.RecordBatch"
+    assert first, "the source yielded no rows"
     names = first[0].schema.names
     assert len(set(names)) == len(names), f"two columns have one name: {names}"
     for batch in first:
@@ -54,11 +55,13 @@ def _read(source: Callable[..., Any], path: str | None, args: dict[str, Any]) ->
     except TypeError as error:
         raise AssertionError(f"the source cannot be called as source(path=..., **{args}): {error}") from error
     batches = []
-    for batch in source(path=path, **args):
-        assert isinstance(batch, pa.RecordBatch), f"the source yielded a {type(batch).__name__}, not a RecordBatch"
-        batches.append(batch)
-        if len(batches) == MAX_BATCHES:
-            break
+    try:
+        for batch in record_batches(source(path=path, **args)):
+            batches.append(batch)
+            if len(batches) == MAX_BATCHES:
+                break
+    except DataError as error:
+        raise AssertionError(str(error)) from error
     return batches
 
 

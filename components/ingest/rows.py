@@ -32,12 +32,14 @@ class Share:
         num_shares: All of them; batch `i` of the source belongs to share `i % num_shares`.
         num_rows: Rows that were read, of all shares.
         batches: Rows that each batch, of all shares, gave to each split.
+        warnings: What the source told of.
     """
 
     number: int
     num_shares: int
     num_rows: int
     batches: list[dict[str, int]]
+    warnings: list[str]
 
 
 class Rows:
@@ -82,16 +84,16 @@ class Rows:
         self._batches.append(counts)
         self._num_rows += batch.num_rows
 
-    def finish_share(self) -> Share:
+    def finish_share(self, warnings: list[str]) -> Share:
         """Close the shards of a share; `take` puts all shares together."""
         for writer in self._writers.values():
             writer.close()
         write_info(self._folder, self._info())
         np.save(self._folder / _TRAIN_SHARES, np.concatenate([np.empty(0), *self._train_shares]))
-        return Share(self._number, self._num_shares, self._num_rows, self._batches)
+        return Share(self._number, self._num_shares, self._num_rows, self._batches, warnings)
 
-    def take(self, encoded: Sequence[Path]) -> None:
-        """Write the rows of all shares, in the order of the source.
+    def take(self, encoded: Sequence[Path]) -> list[str]:
+        """Write the rows of all shares, in the order of the source, and return what the source told of.
 
         Args:
             encoded: Artifacts of `encode`.
@@ -120,6 +122,7 @@ class Rows:
                 self._writers[name].write(record)
         train_shares = [iter(np.load(folder / _TRAIN_SHARES)) for folder in folders]
         self._train_shares = [np.fromiter(_in_order(train_shares, "train", first.batches), np.float64)]
+        return first.warnings
 
     def finish(self) -> tuple[ExamplesInfo, dict[str, int]]:
         """Close the shards, and carve a validation split where a split column named none."""

@@ -30,6 +30,7 @@ def origins() -> dict[str, dict[str, Any]]:
                 "num_examples": {"train": 800, "validation": 100, "test": 1100},
                 "features": {"fare": "float", "tip": "int"},
                 "label": "tip",
+                "warnings": ["2 of 2002 files left out"],
             },
             config=DATA,
             outside={"data": "digest of trips.csv"},

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from components import artifacts
 from components.config import DataConfig
 from components.encode import encode
 from components.errors import ArtifactError, DataError
-from components.ingest import ingest, sources
+from components.ingest import ingest
+from components.ingest.sources import tables
 
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_ROWS_PER_BATCH", 7)
+    monkeypatch.setattr(tables, "ROWS_PER_BATCH", 7)
 
 
 @pytest.fixture
@@ -107,3 +109,17 @@ def test_what_ingest_refuses_is_refused_of_shares_too(data: Path, tmp_path: Path
     data.write_text("number,label\n")
     with pytest.raises(DataError, match="holds no rows"):
         ingest(examples=tmp_path / "e", config=config_of(data), encoded=shares_of(tmp_path, config_of(data), 2))
+
+
+def test_what_was_left_out_is_known_whether_in_shares_or_not(tmp_path: Path) -> None:
+    for number in range(60):
+        file = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2), number).save(file)
+    (tmp_path / "images" / "a" / "bad.png").write_bytes(b"no image")
+    settings = {"source": "image_folder", "args": {"max_bad_files": 1}, "split": {"validation": 0.2, "test": 0.2}}
+    config = config_of(tmp_path / "images", **settings)
+    whole = ingest(examples=tmp_path / "whole", config=config)
+    assert whole.warnings == ["1 of 61 files left out: a/bad.png is truncated or no JPEG or PNG"]
+    shares = shares_of(tmp_path, config, 2)
+    assert ingest(examples=tmp_path / "together", config=config, encoded=shares) == whole

@@ -186,8 +186,8 @@ def changes(*, path):
     yield pa.RecordBatch.from_pydict({{"n": [1, 2], "label": [0, 1]}})
     yield pa.RecordBatch.from_pydict({{"n": [1.5, 2], "label": [0, 1]}})
 
-def table(*, path):
-    yield pa.table({{"n": [1]}})
+def numbers(*, path):
+    yield 1
 
 def fails(*, path):
     yield from rows(path=path)
@@ -217,7 +217,7 @@ def test_a_source_of_ones_own(tmp_path):
     ("source", "error", "message"),
     [
         ("own_source:changes", DataError, "Column 'n' changes from int to float at row 2"),
-        ("own_source:table", DataError, "yielded a Table; a source yields pyarrow.RecordBatch"),
+        ("own_source:numbers", DataError, "it yielded a int; yield a pyarrow RecordBatch or Table, a DataFrame"),
         ("own_source:rwos", ConfigError, "has no 'rwos'. Did you mean 'rows'"),
         (
             "own_source:fails",
@@ -274,7 +274,7 @@ def test_a_module_of_ones_own_that_cannot_be_imported_is_named_with_the_line(tmp
 def test_check_source_accepts_good_ones_and_refuses_others(tmp_path):
     own_source = importlib.import_module("own_source")
     check_source(own_source.rows, count=20)
-    for source in (own_source.changes, own_source.table):
+    for source in (own_source.changes, own_source.numbers):
         with pytest.raises(AssertionError):
             check_source(source)
 
