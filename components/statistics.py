@@ -33,6 +33,19 @@ _MIN_LABEL_VALUES = 100_000
 
 
 @dataclass(frozen=True)
+class TokenCounts:
+    """Tokens of a text that are not its words.
+
+    Attributes:
+        num_unique: As in `FeatureStatistics`.
+        top_tokens: As in `FeatureStatistics`.
+    """
+
+    num_unique: int
+    top_tokens: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
 class FeatureStatistics:
     """What is known of one feature in one split. A field that the type does not have is `None` or empty.
 
@@ -59,7 +72,7 @@ class FeatureStatistics:
         num_tokens: text: words in all.
         channel_mean: uint8: mean of each channel (last axis), in 0..255.
         channel_std: uint8: population standard deviation of each channel.
-        token_counts: text: as `top_tokens`, by the name of another tokenization that an operation needs.
+        token_counts: text: by the name of another tokenization that an operation needs.
         moments_by_key: int, float: by the name of a key feature that an operation needs, most frequent key first.
     """
 
@@ -84,7 +97,7 @@ class FeatureStatistics:
     num_tokens: int | None = None
     channel_mean: tuple[float, ...] = ()
     channel_std: tuple[float, ...] = ()
-    token_counts: Mapping[str, tuple[tuple[str, int, int], ...]] = dataclasses.field(default_factory=dict)
+    token_counts: Mapping[str, TokenCounts] = dataclasses.field(default_factory=dict)
     moments_by_key: Mapping[str, tuple[KeyMoments, ...]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -168,7 +181,7 @@ class StatisticsBuilder:
             name: dataclasses.replace(
                 accumulator.finish(),
                 shape=self._shapes[name],
-                token_counts={way: each.finish().top_tokens for (of, way), each in self._tokens.items() if of == name},
+                token_counts={way: each.finish_tokens() for (of, way), each in self._tokens.items() if of == name},
                 moments_by_key={key: each.finish() for (of, key), each in self._keyed.items() if of == name},
             )
             for name, accumulator in self._features.items()
@@ -223,8 +236,13 @@ def _from_fields(fields: dict[str, Any]) -> FeatureStatistics:
         key: tuple(tuple(item) for item in value) if key in nested else tuple(value) if key in flat else value
         for key, value in fields.items()
     }
-    for key in ("token_counts", "moments_by_key"):
-        converted[key] = {name: tuple(map(tuple, rows)) for name, rows in fields.get(key, {}).items()}
+    converted["token_counts"] = {
+        name: TokenCounts(counts["num_unique"], tuple(map(tuple, counts["top_tokens"])))
+        for name, counts in fields.get("token_counts", {}).items()
+    }
+    converted["moments_by_key"] = {
+        name: tuple(map(tuple, rows)) for name, rows in fields.get("moments_by_key", {}).items()
+    }
     return FeatureStatistics(**converted)
 
 
@@ -466,11 +484,14 @@ class _Texts:
         self._documents.update(other._documents)
         self._forget_rare()
 
-    def finish(self) -> FeatureStatistics:
+    def finish_tokens(self) -> TokenCounts:
         tokens = [
             (token, count, self._documents[token.encode("utf-8", "surrogateescape")])
             for token, count in self._tokens.finish()
         ]
+        return TokenCounts(self._tokens.num_unique, tuple(tokens))
+
+    def finish(self) -> FeatureStatistics:
         return FeatureStatistics(
             type="string",
             count=self._count,
@@ -478,7 +499,7 @@ class _Texts:
             num_unique=self._tokens.num_unique,
             num_invalid_utf8=self._invalid,
             mean_length_bytes=_mean(self._length, self._count - self._missing),
-            top_tokens=tuple(tokens),
+            top_tokens=self.finish_tokens().top_tokens,
             num_tokens=self._num_tokens,
         )
 

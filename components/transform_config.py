@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from components.section import Count, Fraction, Section, refuse_unread
 
@@ -13,6 +14,14 @@ Positive = Annotated[float, Field(gt=0)]
 DatePart = Literal["year", "month", "day", "weekday", "day_of_year", "hour", "minute", "days_since"]
 # Values that a part of a date takes; of the others there is no end.
 CYCLES: dict[str, int] = {"month": 12, "day": 31, "weekday": 7, "day_of_year": 366, "hour": 24, "minute": 60}
+
+
+def _day(value: Any) -> str:
+    """YAML reads 2024-02-29 as a date of its own."""
+    try:
+        return datetime.date.fromisoformat(str(value)).isoformat()
+    except ValueError:
+        raise ValueError(f"must be a day such as 2024-02-29, received {str(value)!r}") from None
 
 
 class _Scaled(Section):
@@ -45,7 +54,7 @@ class Normalize(_Scaled):
 
 
 class MinMax(_Scaled):
-    """The train split's smallest and largest value onto `range`; a missing value becomes the middle of the range."""
+    """The train split's smallest and largest value onto `range`; a missing value becomes their mean first."""
 
     op: Literal["min_max"]
     range: tuple[float, float] = (0.0, 1.0)
@@ -208,7 +217,7 @@ class Date(Section):
     zone: Literal["utc", "written"] = Field(
         "utc", description="written: the parts as they stand in the text, whatever its offset from UTC."
     )
-    since: str = Field("1970-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="days_since: the day that is 0.")
+    since: Annotated[str, BeforeValidator(_day)] = Field("1970-01-01", description="days_since: the day that is 0.")
     missing_indicator: bool = Field(False, description="Add a last column: 1 where the date is missing.")
 
     @model_validator(mode="after")
