@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from components.augment_config import Augment
 from components.section import Count as Count
 from components.section import Fraction as Fraction
 from components.section import Section as Section
@@ -257,6 +258,9 @@ class TrainConfig(Section):
         description="model: with the losses, metrics and optimizer that the model's builder compiled it with.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
+    augment: dict[str, Augment] = Field(
+        {}, description="Output of an op image -> random changes of its images, in training alone."
+    )
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(

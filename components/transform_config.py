@@ -154,7 +154,7 @@ class Hash(_Categories):
     op: Literal["hash"]
     input: str | None = None
     num_bins: Annotated[int, Field(ge=2)]
-    salt: int | None = Field(None, description="Another one gives other bins.")
+    salt: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Another one gives other bins.")
 
 
 class Cross(Section):
@@ -165,7 +165,7 @@ class Cross(Section):
         description="Strings or integers: raw features, or by their names operations that give one id, as bucketize."
     )
     num_bins: Annotated[int, Field(ge=2)]
-    salt: int | None = Field(None, description="Another one gives other bins.")
+    salt: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Another one gives other bins.")
 
 
 class Tokenization(Section):

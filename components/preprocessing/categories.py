@@ -5,6 +5,7 @@ In a list the missing elements are padding and no values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -96,7 +97,7 @@ class HashOp(CategoriesOp):
 class CrossOp(HashOp):
     """Hash bin of several values together, each `(batch,)` or `(batch, 1)`."""
 
-    def call(self, *columns: tf.Tensor) -> tf.Tensor:
+    def call(self, columns: Sequence[tf.Tensor]) -> tf.Tensor:
         texts = [_as_text(tf.reshape(column, [-1])) for column in columns]
         return super().call(tf.strings.join(texts, separator="\0"))
 

@@ -101,7 +101,7 @@ class Preprocessing:
         # Those that read the outputs of others come last.
         for name in sorted(self.fitted, key=lambda name: not self._reads_raw_only(name)):
             values = [raw[i] if i in self.info.inputs else outputs[i] for i in self.fitted[name].inputs]
-            outputs[name] = self.layers[name](*values)
+            outputs[name] = self.layers[name](values if len(values) > 1 else values[0])
         return {name: outputs[name] for name in self.fitted}
 
     @property

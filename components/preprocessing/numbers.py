@@ -5,6 +5,7 @@ They compute in float32. An infinite value stays infinite, but for `min_max` wit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -27,20 +28,20 @@ class NumberOp(keras.layers.Layer):
         super().__init__(**kwargs)
         self.fill, self.missing_indicator = fill, missing_indicator
 
-    def call(self, raw: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
-        missing, x = split_missing(raw)
-        if self.fill is None:
-            x = tf.where(missing, 0.0, self.scale(x, *others))
-        else:
-            x = self.scale(tf.where(missing, self.fill, x), *others)
-        if x.shape.rank > 1:
-            return x
-        columns = [x, tf.cast(missing, tf.float32)] if self.missing_indicator else [x]
-        return tf.stack(columns, axis=1)
+    def call(self, raw: tf.Tensor) -> tf.Tensor:
+        return self._scaled(raw, self.scale)
 
     def scale(self, x: tf.Tensor) -> tf.Tensor:
         """The scaled numbers, float32 in the shape of `x`."""
         return x
+
+    def _scaled(self, raw: tf.Tensor, scale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        missing, x = split_missing(raw)
+        x = tf.where(missing, 0.0, scale(x)) if self.fill is None else scale(tf.where(missing, self.fill, x))
+        if x.shape.rank > 1:
+            return x
+        columns = [x, tf.cast(missing, tf.float32)] if self.missing_indicator else [x]
+        return tf.stack(columns, axis=1)
 
 
 class NormalizeOp(NumberOp):
@@ -62,9 +63,11 @@ class NormalizeByKeyOp(NumberOp):
         self.lookup, self.log = make_lookup(keys, num_oov_buckets=1), log
         self.means, self.stds = np.array(means, np.float32), np.array([std or 1.0 for std in stds], np.float32)
 
-    def scale(self, x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    def call(self, raw_and_key: Sequence[tf.Tensor]) -> tf.Tensor:
+        raw, key = raw_and_key
         places = self.lookup(key)
-        return ((log1p(x) if self.log else x) - tf.gather(self.means, places)) / tf.gather(self.stds, places)
+        means, stds = tf.gather(self.means, places), tf.gather(self.stds, places)
+        return self._scaled(raw, lambda x: ((log1p(x) if self.log else x) - means) / stds)
 
 
 class MinMaxOp(NumberOp):
