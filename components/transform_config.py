@@ -295,6 +295,15 @@ class TransformConfig(Section):
         return [op.input or name for name, op in self.features.items() if isinstance(op, Text)]
 
     @property
+    def vocabulary_paths(self) -> dict[str, str]:
+        """Output name -> file with its vocabulary."""
+        return {
+            name: op.vocabulary_path
+            for name, op in self.features.items()
+            if isinstance(op, Vocabulary) and op.vocabulary_path is not None
+        }
+
+    @property
     def needs(self) -> TransformNeeds:
         """What the statistics have to keep for the operations, each thing once."""
         tokens = {
