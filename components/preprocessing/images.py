@@ -34,11 +34,12 @@ class ImageOp(keras.layers.Layer):
         super().__init__(**kwargs)
         self.size, self.mean, self.std = size, np.asarray(mean, np.float32), np.asarray(std, np.float32)
         self.channels = channels
+        self.file_shape = [*(size or ()), channels]
 
     def call(self, raw: tf.Tensor) -> tf.Tensor:
         if self.channels is None:
             return self._normalised(self._resized(raw))
-        spec = tf.TensorSpec([*self.size, self.channels], tf.float32)
+        spec = tf.TensorSpec(self.file_shape, tf.float32)
         images = tf.map_fn(self._decoded, raw, fn_output_signature=spec)
         return tf.where(is_missing(raw)[:, tf.newaxis, tf.newaxis, tf.newaxis], 0.0, self._normalised(images))
 
@@ -48,8 +49,7 @@ class ImageOp(keras.layers.Layer):
         def decoded() -> tf.Tensor:
             return self._resized(tf.io.decode_image(file, self.channels, expand_animations=False)[tf.newaxis])[0]
 
-        nothing = tf.zeros([*self.size, self.channels])
-        return tf.cond(is_missing(file), lambda: nothing, decoded)
+        return tf.cond(is_missing(file), lambda: tf.zeros(self.file_shape), decoded)
 
     def _resized(self, images: tf.Tensor) -> tf.Tensor:
         x = tf.cast(images, tf.float32) * (1.0 / 255.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from components import external
@@ -19,6 +20,7 @@ from components.transform_config import TransformConfig, Vocabulary
 from components.validate import _check_single
 from pipelines import containers
 from pipelines.config import PipelineConfig
+from tests.conftest import PROJECT
 from tests.pipelines import fakes
 
 COLUMNS: dict[str, tuple[Feature, np.ndarray]] = {
@@ -223,6 +225,16 @@ def test_a_container_sees_the_file_of_a_vocabulary(tmp_path: Path, monkeypatch: 
     config = containers.with_absolute_paths(PipelineConfig.model_validate(settings))
     assert config.transform.vocabulary_paths == {"city": f"{tmp_path}/cities.txt"}
     assert (f"{tmp_path}/cities.txt", True) in containers._mounts(config)
+
+
+def test_the_example_of_the_docs_is_a_config(tmp_path: Path) -> None:
+    docs = (PROJECT / "docs/transform.md").read_text()
+    example = yaml.safe_load(docs.rpartition("```yaml\n")[2].partition("```")[0])
+    default = yaml.safe_load((PROJECT / "configs/chicago_taxi.yaml").read_text())
+    default["data"] |= example["data"]
+    config = PipelineConfig.model_validate({**default, "transform": example["transform"]})
+    assert len(config.transform.features) == 18
+    assert {op.op for op in config.transform.features.values()} >= {"date", "cross", "min_max", "robust"}
 
 
 def test_the_statistics_are_told_what_the_operations_need_once() -> None:

@@ -76,7 +76,8 @@ def test_overrides_reach_everywhere(tmp_path: Path) -> None:
     assert config.train.optimizer.learning_rate == 0.01
     assert config.evaluate.thresholds[0].min == 0.9
     assert config.evaluate.thresholds[0].metric == "auc"
-    assert config.transform.features["fare"].model_dump() == {"op": "bucketize", "input": None, "num_buckets": 4}
+    fare = config.transform.features["fare"]
+    assert fare.model_dump() == {"op": "bucketize", "input": None, "num_buckets": 4, "boundaries": []}
     assert config.export.formats == ["onnx"]
     assert config.model.args == {"widths": [8, 4]}
     assert config.train.early_stopping is not None
