@@ -111,7 +111,7 @@ WRONG = [
     ),
     (
         "train: {zzz: 1}\n",
-        "c.yaml:6: train.zzz: there is no such key. Known: callbacks, checkpoint_steps, class_weights, ",
+        "c.yaml:6: train.zzz: there is no such key. Known: augment, callbacks, checkpoint_steps, class_weights, ",
     ),
     (
         "optimize: {stages: [{method: prun}]}\n",
@@ -152,8 +152,8 @@ WRONG = [
     ),
     (
         "transform:\n  features:\n    fare:\n      op: bucketise\n",
-        "c.yaml:9: transform.features.fare.op: 'bucketise' is none of: normalize, bucketize, vocabulary, hash, text, "
-        "image. Did you mean 'bucketize'?",
+        "c.yaml:9: transform.features.fare.op: 'bucketise' is none of: normalize, min_max, robust, log, impute, "
+        "bucketize, vocabulary, hash, cross, text, date, image. Did you mean 'bucketize'?",
     ),
     (
         "transform:\n  features:\n    fare: {op: bucketize, num_bucket: 3}\n",
@@ -165,8 +165,8 @@ WRONG = [
     ),
     (
         "transform:\n  features:\n    fare: {}\n",
-        "c.yaml:8: transform.features.fare: 'op' is missing, one of: normalize, bucketize, vocabulary, hash, text, "
-        "image",
+        "c.yaml:8: transform.features.fare: 'op' is missing, one of: normalize, min_max, robust, log, impute, "
+        "bucketize, vocabulary, hash, cross, text, date, image",
     ),
     (
         "transform:\n  features:\n    hashed: {op: hash}\n",
