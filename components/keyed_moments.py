@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from components.examples import MISSING_INT
 
@@ -37,14 +38,15 @@ class KeyedMoments:
         there = ~missing & (keys != (b"" if keys.dtype == object else MISSING_INT))
         if not there.any():
             return
-        found, groups = np.unique(keys[there], return_inverse=True)
+        encoded = pa.array(keys[there], pa.binary() if keys.dtype == object else pa.int64()).dictionary_encode()
+        groups = encoded.indices.to_numpy()
         values = numbers[there].astype(np.float64)
         values = np.stack([values, np.log1p(np.maximum(values, 0))], axis=1)
         count = np.bincount(groups)
         mean = np.stack([np.bincount(groups, column) for column in values.T], axis=1) / count[:, np.newaxis]
         distances = (values - mean[groups]) ** 2
         squares = np.stack([np.bincount(groups, column) for column in distances.T], axis=1)
-        self._add(found.tolist(), count, mean, squares)
+        self._add(encoded.dictionary.to_pylist(), count, mean, squares)
 
     def merge(self, other: KeyedMoments) -> None:
         """Add what another one has seen."""

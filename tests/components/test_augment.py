@@ -178,6 +178,10 @@ def test_two_workers_change_the_images_as_one_does() -> None:
         np.testing.assert_array_equal(np.concatenate([part[0]["image"] for part in parts]), whole[0]["image"])
 
 
+def test_a_worker_without_rows_of_the_last_batch_gets_none() -> None:
+    assert [len(batch[0]["image"]) for batch in take(batches((0, 4)), 0, 3)] == [1, 1, 0]
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> StepRun:
     """60 small pictures, brighter ones of class 1."""
