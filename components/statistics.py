@@ -148,6 +148,7 @@ class StatisticsBuilder:
             )
             for name, feature in info.features.items()
         }
+        self._features |= {name: _Files() for name in needs.files if name in self._features}
         self._tokens = {
             (each.feature, name_of(each.tokenization)): _Texts(max_top_values, each.tokenization)
             for each in needs.tokens
@@ -454,6 +455,26 @@ class _Strings:
             num_invalid_utf8=self._invalid,
             mean_length_bytes=_mean(self._length, self._count - self._missing),
         )
+
+
+class _Files:
+    """Strings that are no text: how many there are, and of which length."""
+
+    def __init__(self) -> None:
+        self._count = self._missing = self._length = 0
+
+    def update(self, batch: np.ndarray) -> None:
+        lengths = np.array([len(value) for value in batch])
+        self._count, self._missing = self._count + len(batch), self._missing + int((lengths == 0).sum())
+        self._length += int(lengths.sum())
+
+    def merge(self, other: _Files) -> None:
+        self._count, self._missing = self._count + other._count, self._missing + other._missing
+        self._length += other._length
+
+    def finish(self) -> FeatureStatistics:
+        length = _mean(self._length, self._count - self._missing)
+        return FeatureStatistics(type="string", count=self._count, missing=self._missing, mean_length_bytes=length)
 
 
 class _Texts:

@@ -276,6 +276,7 @@ class TransformNeeds(Section):
 
     tokens: list[TokenCounts] = Field([])
     moments: list[GroupedMoments] = Field([])
+    files: list[str] = Field([], description="String features that hold files, of which no value is kept.")
 
 
 NOTHING_MORE = TransformNeeds()
@@ -316,4 +317,5 @@ class TransformConfig(Section):
             for name, op in self.features.items()
             if isinstance(op, Normalize) and op.key is not None and (source := op.input or name)
         }
-        return TransformNeeds(tokens=list(tokens.values()), moments=list(moments.values()))
+        files = {op.input or name for name, op in self.features.items() if isinstance(op, Image) and op.decode}
+        return TransformNeeds(tokens=list(tokens.values()), moments=list(moments.values()), files=sorted(files))

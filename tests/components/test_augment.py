@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from pydantic import ValidationError
@@ -184,20 +186,21 @@ def test_a_worker_without_rows_of_the_last_batch_gets_none() -> None:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> StepRun:
-    """60 small pictures, brighter ones of class 1."""
+    """60 small pictures in PNG files, brighter ones of class 1."""
     root = tmp_path_factory.mktemp("images")
     labels = np.arange(60) % 2
     pictures = (
         np.random.default_rng(0).integers(0, 150, (60, 6, 6, 1)) + labels[:, np.newaxis, np.newaxis, np.newaxis] * 90
     )
-    np.savez(root / "data.npz", image=pictures.astype(np.uint8), label=labels)
+    files = [tf.io.encode_png(picture.astype(np.uint8)).numpy() for picture in pictures]
+    pq.write_table(pa.table({"image": pa.array(files, pa.binary()), "label": labels}), root / "data.parquet")
     data = {
-        "source": "numpy",
-        "path": str(root / "data.npz"),
+        "source": "parquet",
+        "path": str(root / "data.parquet"),
         "task": "binary",
         "split": {"validation": 0.2, "test": 0.2},
     }
-    features = {"image": {"op": "image", "mean": [0.4], "std": [0.3]}}
+    features = {"image": {"op": "image", "mean": [0.4], "std": [0.3], "decode": True, "size": [6, 6], "channels": 1}}
     return StepRun(
         root,
         PipelineConfig.model_validate(

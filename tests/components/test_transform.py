@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from components import external
 from components.config import ValidateConfig
+from components.distances import distance
 from components.errors import ConfigError, DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
 from components.statistics import StatisticsBuilder
 from components.transform import default_operations, fit_all
-from components.transform_config import TransformConfig, Vocabulary
+from components.transform_config import TransformConfig, TransformNeeds, Vocabulary
 from components.validate import _check_single
 from pipelines import containers
 from pipelines.config import PipelineConfig
@@ -245,12 +246,31 @@ def test_the_statistics_are_told_what_the_operations_need_once() -> None:
         "d": {"op": "normalize", "input": "amount", "key": "city"},
         "e": {"op": "normalize", "input": "amount", "key": "city", "log": True},
         "amount": {"op": "normalize"},
+        "photo": {"op": "image", "decode": True, "size": [2, 2]},
     }
     config = PipelineConfig.model_validate(fakes.settings(transform={"features": features}))
     received: ValidateConfig = config.step_config("validate")
     assert received.text_features == ["words", "words", "words"]
     assert [(each.feature, each.tokenization.ngrams) for each in received.needs.tokens] == [("words", 2)]
     assert [(each.number, each.key) for each in received.needs.moments] == [("amount", "city")]
+    assert received.needs.files == ["photo"]
+
+
+def test_of_files_no_value_is_kept_and_no_distance_told() -> None:
+    info = ExamplesInfo({"photo": Feature("string"), "label": Feature("int")}, "label", "binary", None, {})
+    builders = [
+        StatisticsBuilder(
+            info, text_features=[], max_top_values=9, num_quantiles=4, needs=TransformNeeds(files=["photo"])
+        )
+        for _ in range(2)
+    ]
+    for builder, files in zip(builders, ([b"\xff\xd8", b""], [b"\x89PNG"]), strict=True):
+        builder.update({"photo": np.array(files, object)})
+    builders[0].merge(builders[1])
+    found = builders[0].finish()["photo"]
+    assert (found.count, found.missing, found.mean_length_bytes) == (3, 1, 3.0)
+    assert (found.top_values, found.num_invalid_utf8, found.num_unique) == ((), 0, None)
+    assert distance(found, found) is None
 
 
 @pytest.mark.parametrize(
