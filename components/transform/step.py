@@ -74,7 +74,11 @@ def _default_operation(feature: Feature) -> Any:
     if feature.type == "uint8":
         return Image(op="image")
     if feature.type == "string" or (feature.type == "int" and is_list):
-        return Vocabulary(op="vocabulary", output="multi_hot" if feature.shape else "ids")
+        return (
+            Vocabulary(op="vocabulary", output="multi_hot", max_tokens=1000)
+            if feature.shape
+            else Vocabulary(op="vocabulary")
+        )
     return None if is_list else Normalize()
 
 
