@@ -74,11 +74,8 @@ def _default_operation(feature: Feature) -> Any:
     if feature.type == "uint8":
         return Image(op="image")
     if feature.type == "string" or (feature.type == "int" and is_list):
-        return (
-            Vocabulary(op="vocabulary", output="multi_hot", max_tokens=1000)
-            if feature.shape
-            else Vocabulary(op="vocabulary")
-        )
+        several: dict[str, Any] = {"output": "multi_hot", "max_tokens": 1000} if feature.shape else {}
+        return Vocabulary(op="vocabulary", **several)
     return None if is_list else Normalize()
 
 
