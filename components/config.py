@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from components.augment_config import Augment
+from components.section import Count as Count
+from components.section import Fraction as Fraction
+from components.section import Section as Section
+from components.section import inherited
+from components.section import inherited_fields as inherited_fields
+from components.section import refuse_unread as _refuse_unread
+from components.transform_config import NOTHING_MORE, TransformNeeds
+from components.transform_config import TransformConfig as TransformConfig
 
 
 def _address(text: str) -> str:
@@ -23,8 +33,6 @@ def _secret(text: str) -> str:
     return text
 
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 Pattern = Annotated[str, Field(min_length=1)]
 Address = Annotated[str, AfterValidator(_address)]
 Secret = Annotated[str, AfterValidator(_secret)]
@@ -42,38 +50,6 @@ REFUSED_CALLBACKS: dict[str, str] = {
     "LearningRateScheduler": "it needs a function; choose train.optimizer.schedule instead",
     "TerminateOnNaN": "steps with NaN are skipped and counted; set train.max_bad_steps instead",
 }
-
-
-class Section(BaseModel):
-    """Base of every part of the tree: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-def inherited(default: Any) -> Any:
-    """A field that the top of the tree sets."""
-    return Field(default, json_schema_extra={"inherited": True})
-
-
-def _refuse_unread(section: Section, fields: list[str], setting: str) -> None:
-    """Refuse options that another setting makes nobody read.
-
-    Their default passes even where it is written out, because the resolved config of a run writes out everything.
-
-    Raises:
-        ValueError: naming the option and the setting.
-    """
-    for name in fields:
-        value = getattr(section, name)
-        if value != type(section).model_fields[name].default:
-            value = value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, Section) else value
-            raise ValueError(f"nothing reads {name} with {setting}: leave out '{name}', received {value!r}")
-
-
-def inherited_fields(section: type[BaseModel]) -> list[str]:
-    """Names of the fields of a section that the top of the tree sets."""
-    extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
-    return [name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("inherited")]
 
 
 class SplitConfig(Section):
@@ -147,83 +123,13 @@ class ValidateConfig(Section):
         None, description="Your schema (YAML). Without it one is inferred from the train split."
     )
     text_features: list[str] = inherited([])
+    needs: TransformNeeds = inherited(NOTHING_MORE)
     slice_features: list[str] = inherited([])
     min_class_examples: Count = Field(1, description="Fewest examples of each class in the train split.")
     num_quantiles: Annotated[int, Field(ge=4)] = Field(
         1000, description="Resolution of the quantiles kept for each numeric feature."
     )
     max_top_values: Count = Field(100_000, description="Distinct values (or words) kept for each string feature.")
-
-
-class Normalize(Section):
-    """Z-score by the train split's mean and standard deviation; a missing value becomes 0."""
-
-    op: Literal["normalize"] = "normalize"
-    input: str | None = Field(None, description="Raw feature; default: the output's own name.")
-    log: bool = Field(False, description="Take log(1 + x) of non-negative values first.")
-    missing_indicator: bool = Field(False, description="Add a second column: 1 where the value is missing.")
-
-
-class Bucketize(Section):
-    """Number of the quantile bucket that the value falls into; a missing value has a bucket of its own."""
-
-    op: Literal["bucketize"]
-    input: str | None = None
-    num_buckets: Annotated[int, Field(ge=2)] = 10
-
-
-class Vocabulary(Section):
-    """Number of the value in the train split's vocabulary, most frequent first; 0 stands for values not in it."""
-
-    op: Literal["vocabulary"]
-    input: str | None = None
-    max_tokens: Count | None = None
-    min_count: Count = 1
-
-
-class Hash(Section):
-    """Number of the hash bin that the value falls into."""
-
-    op: Literal["hash"]
-    input: str | None = None
-    num_bins: Annotated[int, Field(ge=2)]
-
-
-class Text(Section):
-    """Words of a text, lower-cased and without punctuation: as ids (0 pads, 1 is unknown) or as one TF-IDF vector."""
-
-    op: Literal["text"]
-    input: str | None = None
-    max_tokens: Annotated[int, Field(ge=3)] = 20_000
-    length: Count = Field(256, description="ids: number of words kept, counted from the start.")
-    output: Literal["ids", "tf_idf"] = "ids"
-
-    @model_validator(mode="after")
-    def _length_has_a_reader(self) -> Text:
-        _refuse_unread(self, ["length"] if self.output == "tf_idf" else [], f"output: {self.output}")
-        return self
-
-
-class Image(Section):
-    """An image scaled to [0, 1], resized if asked, then normalised by mean and standard deviation per channel."""
-
-    op: Literal["image"]
-    input: str | None = None
-    size: tuple[Count, Count] | None = Field(None, description="(height, width) in pixels.")
-    mean: list[float] = [0.0]
-    std: list[Annotated[float, Field(gt=0)]] = [1.0]
-
-
-Op = Annotated[Normalize | Bucketize | Vocabulary | Hash | Text | Image, Field(discriminator="op")]
-
-
-class TransformConfig(Section):
-    """How raw features become the model's inputs (step `transform`)."""
-
-    features: dict[str, Op] = Field(
-        {},
-        description="Output name -> operation. Empty: numbers are normalised, strings looked up, images scaled.",
-    )
 
 
 class ModelConfig(Section):
@@ -356,6 +262,9 @@ class TrainConfig(Section):
         description="model: with the losses, metrics and optimizer that the model's builder compiled it with.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
+    augment: dict[str, Augment] = Field(
+        {}, description="Output of an op image -> random changes of its images, in training alone."
+    )
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -366,7 +275,7 @@ class TrainConfig(Section):
         description="Names or paths of layers that are not trained, as in encoder/* (* and ? stand for any characters).",
     )
     early_stopping: EarlyStoppingConfig | None = None
-    callbacks: list[CallbackConfig] = []
+    callbacks: list[CallbackConfig] = Field([])
     max_bad_steps: Count = Field(
         10, description="Steps in a row with NaN or infinite gradients, each left out and counted, that stop the run."
     )
@@ -653,7 +562,7 @@ Stage = Annotated[DistillStage | PruneStage | ClusterStage | QuantizeAwareStage,
 class OptimizeConfig(Section):
     """Further training that makes the model smaller, for the forms of `compress` (step `optimize`)."""
 
-    stages: list[Stage] = []
+    stages: list[Stage] = Field([])
     train: TrainConfig = inherited(TrainConfig())
 
     @model_validator(mode="after")

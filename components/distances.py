@@ -47,9 +47,9 @@ def distance(a: FeatureStatistics, b: FeatureStatistics) -> tuple[str, float] | 
 
     Returns:
         `("l_infinity", x)` for strings and for integers of at most 100 values, `("jensen_shannon", x)` for other
-        numbers, `None` for images and where a side has no rows.
+        numbers, `None` for images and files and where a side has no rows.
     """
-    if a.type == "uint8" or not a.count or not b.count:
+    if a.type == "uint8" or not a.count or not b.count or _is_files(a) or _is_files(b):
         return None
     if a.type == "string" or (a.num_unique is not None and a.num_unique <= LOW_CARDINALITY):
         return "l_infinity", l_infinity(a, b)
@@ -59,6 +59,12 @@ def distance(a: FeatureStatistics, b: FeatureStatistics) -> tuple[str, float] | 
 def _kullback_leibler(p: np.ndarray, q: np.ndarray) -> float:
     seen = p > 0
     return float(np.sum(p[seen] * np.log2(p[seen] / q[seen])))
+
+
+def _is_files(feature: FeatureStatistics) -> bool:
+    """Whether it holds strings of which no value was counted."""
+    is_counted = bool(feature.top_values) or feature.num_tokens is not None
+    return feature.type == "string" and feature.present > 0 and not is_counted
 
 
 def _shares(feature: FeatureStatistics) -> dict[int | str, float]:

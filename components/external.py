@@ -33,6 +33,11 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
         return {"data": _data_digest(settings)}
     if step == "validate":
         return {"schema": digest_data(settings.schema_path, "validate.schema_path")}
+    if step == "transform":
+        return {
+            f"vocabulary of {name}": digest_data(path, f"transform.features.{name}.vocabulary_path")
+            for name, path in settings.vocabulary_paths.items()
+        }
     if step == "evaluate":
         with object_store.base_path(settings.champion_path) as base:
             digest = _model_digest(inputs["model"])

@@ -19,16 +19,30 @@ import tensorflow as tf
 
 from components.errors import DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
+from components.keyed_moments import KeyedMoments, KeyMoments
+from components.tokens import name_of, tokenize
+from components.transform_config import NOTHING_MORE, WORDS, Tokenization, TransformNeeds
 
 STATISTICS_FILE = "statistics.json"
 LOW_CARDINALITY = 100
 
-# As keras.layers.TextVectorization(standardize="lower_and_strip_punctuation", split="whitespace") does it.
-_PUNCTUATION = r'[!"#$%&()\*\+,-\./:;<=>?@\[\\\]^_`{|}~\']'
 _EXACT_QUANTILES_UP_TO = 1_000_000
 _SKETCH_SHARE = 10
 _KEEP_FACTOR = 4
 _MIN_LABEL_VALUES = 100_000
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens of a text that are not its words.
+
+    Attributes:
+        num_unique: As in `FeatureStatistics`.
+        top_tokens: As in `FeatureStatistics`.
+    """
+
+    num_unique: int
+    top_tokens: tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,8 @@ class FeatureStatistics:
         num_tokens: text: words in all.
         channel_mean: uint8: mean of each channel (last axis), in 0..255.
         channel_std: uint8: population standard deviation of each channel.
+        token_counts: text: by the name of another tokenization that an operation needs.
+        moments_by_key: int, float: by the name of a key feature that an operation needs, most frequent key first.
     """
 
     type: str
@@ -81,6 +97,8 @@ class FeatureStatistics:
     num_tokens: int | None = None
     channel_mean: tuple[float, ...] = ()
     channel_std: tuple[float, ...] = ()
+    token_counts: Mapping[str, TokenCounts] = dataclasses.field(default_factory=dict)
+    moments_by_key: Mapping[str, tuple[KeyMoments, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def present(self) -> int:
@@ -100,6 +118,7 @@ class StatisticsBuilder:
         max_top_values: Distinct values (or words) kept for each feature; of the label, at least 100,000.
         num_quantiles: Resolution of the quantiles.
         max_exact_values: Numbers of each feature up to which quantiles are exact; beyond, a tenth of them is kept.
+        needs: What operations of `transform` need beside; of features that the columns have.
 
     Example:
         >>> builder = StatisticsBuilder(info, text_features=[], max_top_values=1000, num_quantiles=100)
@@ -115,6 +134,7 @@ class StatisticsBuilder:
         max_top_values: int,
         num_quantiles: int,
         max_exact_values: int = _EXACT_QUANTILES_UP_TO,
+        needs: TransformNeeds = NOTHING_MORE,
     ) -> None:
         self._shapes = {name: feature.shape for name, feature in info.features.items()}
         self._features = {
@@ -128,22 +148,43 @@ class StatisticsBuilder:
             )
             for name, feature in info.features.items()
         }
+        self._features |= {name: _Files() for name in needs.files if name in self._features}
+        self._tokens = {
+            (each.feature, name_of(each.tokenization)): _Texts(max_top_values, each.tokenization)
+            for each in needs.tokens
+        }
+        self._keyed = {(each.number, each.key): KeyedMoments(max_top_values) for each in needs.moments}
 
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """Add a batch, as `examples.read_arrays` gives it; features that it lacks are passed over."""
         for name, accumulator in self._features.items():
             if name in batch and len(batch[name]):
                 accumulator.update(batch[name])
+        for (name, _), tokens in self._tokens.items():
+            if name in batch and len(batch[name]):
+                tokens.update(batch[name])
+        for (number, key), moments in self._keyed.items():
+            if number in batch and key in batch:
+                moments.update(batch[number], batch[key])
 
     def merge(self, other: StatisticsBuilder) -> None:
         """Add what another builder of the same settings has seen."""
         for name, accumulator in self._features.items():
             accumulator.merge(other._features[name])
+        for name_and_tokenization, tokens in self._tokens.items():
+            tokens.merge(other._tokens[name_and_tokenization])
+        for number_and_key, moments in self._keyed.items():
+            moments.merge(other._keyed[number_and_key])
 
     def finish(self) -> Statistics:
         """The statistics of all that was added."""
         return {
-            name: dataclasses.replace(accumulator.finish(), shape=self._shapes[name])
+            name: dataclasses.replace(
+                accumulator.finish(),
+                shape=self._shapes[name],
+                token_counts={way: each.finish_tokens() for (of, way), each in self._tokens.items() if of == name},
+                moments_by_key={key: each.finish() for (of, key), each in self._keyed.items() if of == name},
+            )
             for name, accumulator in self._features.items()
         }
 
@@ -189,17 +230,19 @@ def class_values(info: ExamplesInfo, train: Statistics) -> list[int | str]:
     return sorted(value for value, _ in label.top_values)
 
 
-def tokenize(texts: tf.Tensor) -> tf.RaggedTensor:
-    """Words of each text `(batch,)`, lower-cased and without punctuation, as Keras's TextVectorization finds them."""
-    return tf.strings.split(tf.strings.regex_replace(tf.strings.lower(texts), _PUNCTUATION, ""))
-
-
 def _from_fields(fields: dict[str, Any]) -> FeatureStatistics:
     nested = {"top_values", "top_tokens"}
     flat = {"shape", "quantiles", "channel_mean", "channel_std"}
     converted: dict[str, Any] = {
         key: tuple(tuple(item) for item in value) if key in nested else tuple(value) if key in flat else value
         for key, value in fields.items()
+    }
+    converted["token_counts"] = {
+        name: TokenCounts(counts["num_unique"], tuple(map(tuple, counts["top_tokens"])))
+        for name, counts in fields.get("token_counts", {}).items()
+    }
+    converted["moments_by_key"] = {
+        name: tuple(map(tuple, rows)) for name, rows in fields.get("moments_by_key", {}).items()
     }
     return FeatureStatistics(**converted)
 
@@ -414,8 +457,29 @@ class _Strings:
         )
 
 
+class _Files:
+    """Strings that are no text: how many there are, and of which length."""
+
+    def __init__(self) -> None:
+        self._count = self._missing = self._length = 0
+
+    def update(self, batch: np.ndarray) -> None:
+        lengths = np.array([len(value) for value in batch])
+        self._count, self._missing = self._count + len(batch), self._missing + int((lengths == 0).sum())
+        self._length += int(lengths.sum())
+
+    def merge(self, other: _Files) -> None:
+        self._count, self._missing = self._count + other._count, self._missing + other._missing
+        self._length += other._length
+
+    def finish(self) -> FeatureStatistics:
+        length = _mean(self._length, self._count - self._missing)
+        return FeatureStatistics(type="string", count=self._count, missing=self._missing, mean_length_bytes=length)
+
+
 class _Texts:
-    def __init__(self, max_top_values: int) -> None:
+    def __init__(self, max_top_values: int, tokenization: Tokenization = WORDS) -> None:
+        self._tokenization = tokenization
         self._count = self._missing = self._length = self._num_tokens = self._invalid = 0
         self._tokens, self._documents = _TopCounts(max_top_values), Counter[bytes]()
 
@@ -424,7 +488,7 @@ class _Texts:
         self._missing += sum(not text for text in batch)
         self._length += sum(len(text) for text in batch)
         self._invalid += sum(not _is_utf8(text) for text in batch)
-        words = tokenize(tf.constant(batch, tf.string))
+        words = tokenize(tf.constant(batch, tf.string), self._tokenization)
         tokens, places, counts = tf.unique_with_counts(words.flat_values)
         pairs = np.unique(words.value_rowids().numpy() * max(len(tokens), 1) + places.numpy().astype(np.int64))
         documents = np.bincount(pairs % max(len(tokens), 1), minlength=len(tokens))
@@ -441,11 +505,14 @@ class _Texts:
         self._documents.update(other._documents)
         self._forget_rare()
 
-    def finish(self) -> FeatureStatistics:
+    def finish_tokens(self) -> TokenCounts:
         tokens = [
             (token, count, self._documents[token.encode("utf-8", "surrogateescape")])
             for token, count in self._tokens.finish()
         ]
+        return TokenCounts(self._tokens.num_unique, tuple(tokens))
+
+    def finish(self) -> FeatureStatistics:
         return FeatureStatistics(
             type="string",
             count=self._count,
@@ -453,7 +520,7 @@ class _Texts:
             num_unique=self._tokens.num_unique,
             num_invalid_utf8=self._invalid,
             mean_length_bytes=_mean(self._length, self._count - self._missing),
-            top_tokens=tuple(tokens),
+            top_tokens=self.finish_tokens().top_tokens,
             num_tokens=self._num_tokens,
         )
 

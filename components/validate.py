@@ -75,6 +75,9 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
     artifacts.open_artifact(examples, step="ingest")
     info = read_info(examples)
     _check_text_features(info, config.text_features)
+    for pair in config.needs.moments:
+        for name, types in ((pair.number, ("int", "float")), (pair.key, ("int", "string"))):
+            _check_single(info, name, types)
     check_slices(info, config.slice_features)
     supplied = None if config.schema_path is None else load_schema(Path(config.schema_path))
     with artifacts.writing(statistics, step="validate", inputs={"examples": examples}, config=config) as out:
@@ -105,6 +108,7 @@ def compute_statistics(examples: Path, info: ExamplesInfo, config: ValidateConfi
             text_features=config.text_features,
             max_top_values=config.max_top_values,
             num_quantiles=config.num_quantiles,
+            needs=config.needs,
         )
         for batch in read_batches(examples, split):
             builder.update(batch)
@@ -122,6 +126,19 @@ def _check_text_features(info: ExamplesInfo, text_features: list[str]) -> None:
             raise ConfigError(
                 f"transform.features: op text reads '{name}', which is {info.features[name].type}, not string."
             )
+
+
+def _check_single(info: ExamplesInfo, name: str, types: tuple[str, ...]) -> None:
+    feature = info.inputs.get(name)
+    if feature is None:
+        raise ConfigError(
+            f"transform.features: op normalize reads '{name}', which the data lacks.{did_you_mean(name, info.inputs)}"
+        )
+    if feature.type not in types or feature.shape:
+        raise ConfigError(
+            f"transform.features: op normalize with a key takes '{name}' as a single {' or '.join(types)}, but it is "
+            f"{feature.type} of shape {feature.shape}. Leave out key, or choose another feature."
+        )
 
 
 def _anomalies(

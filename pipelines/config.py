@@ -120,7 +120,8 @@ class PipelineConfig(Section):
             "primary_metric": self.evaluate.thresholds[0].metric,
             "slice_features": self.evaluate.slices,
             "min_slice_examples": self.evaluate.min_slice_examples,
-            "text_features": [op.input or name for name, op in self.transform.features.items() if op.op == "text"],
+            "text_features": self.transform.text_features,
+            "needs": self.transform.needs,
         }
         if "resolved_config" in fields:
             values["resolved_config"] = resolved(self, without=_ABOUT_RUNS)

@@ -76,7 +76,8 @@ class Network(tf.Module):
             key = (batch_size, unroll)
             if key not in traces:
                 with converting(unroll=unroll):
-                    function = tf.function(lambda **features: call(features), autograph=False)
+                    # Sorted as TensorFlow sorts the tensors behind the names.
+                    function = tf.function(lambda **features: dict(sorted(call(features).items())), autograph=False)
                     traces[key] = function.get_concrete_function(**self._specs_of_batch(batch_size))
             return traces[key]
 

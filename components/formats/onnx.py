@@ -137,7 +137,7 @@ def to_onnx_model(network: Network, opset: int = DEFAULT_OPSET, form: str = "onn
             input_names=inputs,
             output_names=outputs,
             opset=opset,
-            custom_op_handlers={"Erfc": (_erfc, [])},
+            custom_op_handlers={op: (handler, []) for op, handler in _HANDLERS.items()},
         )
     _rename(model.graph, network, concrete)
     known = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
@@ -172,7 +172,7 @@ def _unmapped(graph: Any, network: Network, opset: int) -> list[UnmappedOp]:
     from tf2onnx.handler import tf_op
 
     text = text_ops(graph, network.layer_names)
-    known = {*tf_op.create_mapping(opset, None), "Erfc", *_NO_OPS, *_FOLDED_OPS, *(op.op for op in text)}
+    known = {*tf_op.create_mapping(opset, None), *_HANDLERS, *_NO_OPS, *_FOLDED_OPS, *(op.op for op in text)}
     return [*text, *unmapped(graph, known, network.layer_names, f"tf2onnx has no form of it in opset {opset}")]
 
 
@@ -184,6 +184,19 @@ def _erfc(context: Any, node: Any, name: str, args: Any) -> None:
     erf = context.make_node("Erf", [source], dtypes=[dtype], shapes=[shape])
     one = context.make_const(f"{name}/one", np.array(1, np.float32))
     context.make_node("Sub", [one.output[0], erf.output[0]], name=name, outputs=outputs, dtypes=[dtype], shapes=[shape])
+
+
+def _log1p(context: Any, node: Any, name: str, args: Any) -> None:
+    """Log1p as the logarithm of 1 + x, which is all that ONNX has: off by up to 6e-8 near 0."""
+    source, outputs = node.input[0], list(node.output)
+    dtype, shape = context.get_dtype(outputs[0]), context.get_shape(outputs[0])
+    context.remove_node(name)
+    one = context.make_const(f"{name}/one", np.array(1, np.float32))
+    more = context.make_node("Add", [source, one.output[0]], dtypes=[dtype], shapes=[shape])
+    context.make_node("Log", more.output, name=name, outputs=outputs, dtypes=[dtype], shapes=[shape])
+
+
+_HANDLERS = {"Erfc": _erfc, "Log1p": _log1p}
 
 
 def _rename(graph: Any, network: Network, concrete: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -50,7 +51,7 @@ class Window:
         self.num_requests = self.num_examples = self.version = 0
         self.features: Statistics = {}
         self.predictions: Statistics = {}
-        bounds = _WIDE_BOUNDS if start_seconds is None else _BOUNDS
+        bounds: dict[str, Any] = _WIDE_BOUNDS if start_seconds is None else _BOUNDS
         self._features = _Batcher(StatisticsBuilder(info, text_features=text_features, **bounds))
         self._task, self._bounds = task, bounds
         self._predictions = self._new_predictions()
@@ -183,7 +184,7 @@ class Traffic:
         return found[number]
 
 
-def predictions_builder(task: str, **bounds: int) -> StatisticsBuilder:
+def predictions_builder(task: str, **bounds: Any) -> StatisticsBuilder:
     """Takes what `predictions_of` gives."""
     features = {"predicted_value": Feature("float")}
     if task != "regression":

@@ -22,7 +22,8 @@ from components.examples import read_arrays
 from components.preprocessing import Preprocessing
 from components.train import cluster as clusters
 from components.train import devices, fit, launch, objective
-from components.train.batches import TrainBatches
+from components.train.augment import AugmentedBatches, image_changes
+from components.train.batches import Batches, TrainBatches
 from components.train.callbacks import make_callbacks
 from components.train.layer_statistics import measure, write_summaries
 from components.train.result import TrainResult
@@ -120,7 +121,7 @@ class Run:
         self.strategy = devices.make_strategy(config)
         self.team = Team(self.strategy)
         train_split = self._splits["train"]
-        self.batches = TrainBatches(
+        self.batches: Batches = TrainBatches(
             train_split.features,
             train_split.labels,
             objective.example_weights(train_split.labels, self.output, config.class_weights),
@@ -129,6 +130,16 @@ class Run:
             last_batch=config.last_batch,
             part_of=self.team.part_of,
         )
+        if config.augment:
+            rest = len(train_split.labels) % config.global_batch_size if config.last_batch == "keep" else 0
+            self.batches = AugmentedBatches(
+                self.batches,
+                image_changes(config.augment, preprocessing),
+                seed=config.seed,
+                batch_size=config.global_batch_size,
+                rest=rest,
+                part_of=self.team.part_of,
+            )
         with self.strategy.scope():
             if make_model is None:
                 self.model = build_model(config.model, preprocessing.input_spec, self.output)

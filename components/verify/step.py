@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 from collections.abc import Mapping
@@ -229,4 +230,11 @@ def _without_times(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _jsonable(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value.tolist()
+    """As TF Serving's REST API takes it: bytes that are no text, such as an image's, in base64."""
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, list):
+        return [_jsonable(each) for each in value]
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}

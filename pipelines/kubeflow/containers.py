@@ -41,6 +41,10 @@ def with_absolute_paths(config: PipelineConfig, data_path: str | None = None) ->
         settings = changed.get(section, getattr(config, section))
         if (path := getattr(settings, field)) and "://" not in path:
             changed[section] = settings.model_copy(update={field: os.path.abspath(path)})
+    features = dict(config.transform.features)
+    for name, path in config.transform.vocabulary_paths.items():
+        features[name] = features[name].model_copy(update={"vocabulary_path": os.path.abspath(path)})
+    changed["transform"] = config.transform.model_copy(update={"features": features})
     return config.model_copy(update=changed)
 
 
@@ -140,6 +144,7 @@ def _mounts(config: PipelineConfig) -> Iterator[tuple[str, bool]]:
     if config.deploy.manifests:
         yield os.path.dirname(config.deploy.manifests), False  # the folder itself is replaced
     paths = [path for section, field in _READ if (path := getattr(getattr(config, section), field))]
+    paths += config.transform.vocabulary_paths.values()
     if config.monitor.request_log:
         paths += map(str, log_files(config.monitor.request_log))
     for path in dict.fromkeys(paths):

@@ -13,9 +13,9 @@ from components.config import (
     OptimizerConfig,
     Section,
     SplitConfig,
-    Text,
     TrainConfig,
 )
+from components.transform_config import Text
 
 UNREAD: list[tuple[type[Section], dict[str, Any], str, Any]] = [
     (OptimizerConfig, {"name": "adam"}, "momentum", 0.5),

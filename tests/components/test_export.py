@@ -261,7 +261,7 @@ def test_a_regression_is_served_by_regress(tmp_path: Path) -> None:
     columns = {"width": Feature("float"), "unused": Feature("string"), "price": Feature("float")}
     info = ExamplesInfo(columns, "price", "regression", None, {"train": 1})
     params = {"mean": 2.0, "std": 3.0, "log": False, "missing_indicator": True}
-    fitted = {"width": FittedOp("normalize", "width", params, FeatureSpec((2,), "float32"))}
+    fitted = {"width": FittedOp("normalize", ("width",), params, FeatureSpec((2,), "float32"))}
     preprocessing = Preprocessing(info, fitted, [])
     network = tabular.build(preprocessing.input_spec, preprocessing.output_spec, hidden_dims=(8,))
     raw = {"width": np.array([1.0, np.nan, 5.0], np.float32)}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from components import config as cfg
+from components import transform_config as cfg
 from components.errors import ConfigError, DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
 from components.preprocessing import Preprocessing
 from components.statistics import StatisticsBuilder
-from components.transform import default_operations, fit
+from components.transform import default_operations, fit, fit_all
 
 COLUMNS: dict[str, tuple[Feature, np.ndarray]] = {
     "amount": (Feature("float"), np.array([0.0, 1.0, 3.0, np.nan, 8.0], np.float32)),
@@ -42,7 +42,7 @@ def statistics() -> dict[str, Any]:
 
 
 def make(statistics: dict[str, Any], **operations: Any) -> Preprocessing:
-    return Preprocessing(INFO, {name: fit(name, op, INFO, statistics) for name, op in operations.items()}, [0, 1])
+    return Preprocessing(INFO, fit_all(operations, INFO, statistics), [0, 1])
 
 
 def test_normalize_takes_the_train_mean_and_puts_missing_at_zero(statistics) -> None:

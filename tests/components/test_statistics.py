@@ -19,8 +19,8 @@ from components.statistics import (
     from_json,
     load_statistics,
     to_json,
-    tokenize,
 )
+from components.tokens import tokenize
 
 TEXTS = [b"Hello, world! It's hello.", b"", "Ünder  the_bridge\n(hello)".encode(), b"...", b"a-b c"]
 FEATURES = {

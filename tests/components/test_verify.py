@@ -23,6 +23,7 @@ from components.preprocessing import Preprocessing
 from components.verify import VerifyResult, speed
 from components.verify.held_out import HeldOut
 from components.verify.limits import broken_limits, check_patterns, limits_of
+from components.verify.step import _jsonable
 from tests.components.exports import copy_of, keep_forms, other_core, other_network
 from tests.conftest import StepRun
 
@@ -285,3 +286,8 @@ def test_latency_is_of_the_rounds_asked_for_after_some_that_warm_up() -> None:
     assert set(counts) == {1, 32}
     assert set(counts.values()) == {7 + 3}
     assert len(measured) == 4
+
+
+def test_the_example_request_holds_bytes_as_the_rest_api_takes_them() -> None:
+    values = (np.float32(1.5), np.array([[1], [2]]), "é".encode(), b"\xff\xd8", np.array([b"a", b"\xff"], object))
+    assert [_jsonable(value) for value in values] == [1.5, [[1], [2]], "é", {"b64": "/9g="}, ["a", {"b64": "/w=="}]]

@@ -76,7 +76,8 @@ def test_overrides_reach_everywhere(tmp_path: Path) -> None:
     assert config.train.optimizer.learning_rate == 0.01
     assert config.evaluate.thresholds[0].min == 0.9
     assert config.evaluate.thresholds[0].metric == "auc"
-    assert config.transform.features["fare"].model_dump() == {"op": "bucketize", "input": None, "num_buckets": 4}
+    fare = config.transform.features["fare"]
+    assert fare.model_dump() == {"op": "bucketize", "input": None, "num_buckets": 4, "boundaries": []}
     assert config.export.formats == ["onnx"]
     assert config.model.args == {"widths": [8, 4]}
     assert config.train.early_stopping is not None
@@ -110,7 +111,7 @@ WRONG = [
     ),
     (
         "train: {zzz: 1}\n",
-        "c.yaml:6: train.zzz: there is no such key. Known: callbacks, checkpoint_steps, class_weights, ",
+        "c.yaml:6: train.zzz: there is no such key. Known: augment, callbacks, checkpoint_steps, class_weights, ",
     ),
     (
         "optimize: {stages: [{method: prun}]}\n",
@@ -151,8 +152,8 @@ WRONG = [
     ),
     (
         "transform:\n  features:\n    fare:\n      op: bucketise\n",
-        "c.yaml:9: transform.features.fare.op: 'bucketise' is none of: normalize, bucketize, vocabulary, hash, text, "
-        "image. Did you mean 'bucketize'?",
+        "c.yaml:9: transform.features.fare.op: 'bucketise' is none of: normalize, min_max, robust, log, impute, "
+        "bucketize, vocabulary, hash, cross, text, date, image. Did you mean 'bucketize'?",
     ),
     (
         "transform:\n  features:\n    fare: {op: bucketize, num_bucket: 3}\n",
@@ -164,8 +165,8 @@ WRONG = [
     ),
     (
         "transform:\n  features:\n    fare: {}\n",
-        "c.yaml:8: transform.features.fare: 'op' is missing, one of: normalize, bucketize, vocabulary, hash, text, "
-        "image",
+        "c.yaml:8: transform.features.fare: 'op' is missing, one of: normalize, min_max, robust, log, impute, "
+        "bucketize, vocabulary, hash, cross, text, date, image",
     ),
     (
         "transform:\n  features:\n    hashed: {op: hash}\n",

@@ -1,6 +1,6 @@
-"""The fitted preprocessing: the one implementation that training, evaluation and the served signature all run.
+"""Raw features to model inputs by fitted operations.
 
-It is rebuilt from `transform.json`, which holds the operations with everything that was learned from the train split's
+They are rebuilt from `transform.json`, which holds the operations with everything that was learned from the train split's
 statistics: means, boundaries, vocabularies, weights.
 """
 
@@ -16,113 +16,42 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from components.examples import MISSING_INT, ExamplesInfo, read_info, write_info
+from components.examples import ExamplesInfo, read_info, write_info
+from components.preprocessing.categories import CrossOp, HashOp, VocabularyOp
+from components.preprocessing.dates import DateOp
+from components.preprocessing.images import ImageOp
+from components.preprocessing.numbers import (
+    BucketizeOp,
+    LogOp,
+    MinMaxOp,
+    NormalizeByKeyOp,
+    NormalizeOp,
+    NumberOp,
+    RobustOp,
+)
+from components.preprocessing.text import TextOp
 from models.spec import FeatureSpec, OutputSpec
 
 FILE = "transform.json"
 
 
-class NormalizeOp(keras.layers.Layer):
-    """`(x - mean) / std` of scalars as `(batch, 1)`, or of fixed-shape tensors; missing values become 0."""
-
-    def __init__(self, *, mean: float, std: float, log: bool, missing_indicator: bool, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.mean, self.std, self.log, self.missing_indicator = mean, std or 1.0, log, missing_indicator
-
-    def call(self, raw: tf.Tensor) -> tf.Tensor:
-        missing, x = split_missing(raw)
-        if self.log:
-            x = tf.math.log1p(tf.maximum(x, 0.0))
-        x = tf.where(missing, 0.0, (x - self.mean) / self.std)
-        if x.shape.rank > 1:
-            return x
-        columns = [x, tf.cast(missing, tf.float32)] if self.missing_indicator else [x]
-        return tf.stack(columns, axis=1)
-
-
-class BucketizeOp(keras.layers.Layer):
-    """Index of the quantile bucket as `(batch, 1)` int64; the last index stands for missing values."""
-
-    def __init__(self, *, boundaries: list[float], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.boundaries = boundaries
-        self.discretization = keras.layers.Discretization(bin_boundaries=boundaries)
-
-    def call(self, raw: tf.Tensor) -> tf.Tensor:
-        missing, x = split_missing(raw)
-        buckets = tf.cast(self.discretization(x), tf.int64)
-        return tf.where(missing, np.int64(len(self.boundaries) + 1), buckets)[:, tf.newaxis]
-
-
-class VocabularyOp(keras.layers.Layer):
-    """Index in the vocabulary as `(batch, 1)` int64; 0 stands for any other value."""
-
-    def __init__(self, *, vocabulary: list[Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        is_text = isinstance(vocabulary[0], str)
-        # Keras reserves -1 for out-of-vocabulary integers and refuses it as an entry; the lookup itself never meets ours.
-        self.lookup = (
-            keras.layers.StringLookup(vocabulary=vocabulary, num_oov_indices=1)
-            if is_text
-            else keras.layers.IntegerLookup(vocabulary=vocabulary, num_oov_indices=1, oov_token=MISSING_INT)
-        )
-
-    def call(self, raw: tf.Tensor) -> tf.Tensor:
-        return self.lookup(raw)[:, tf.newaxis]
-
-
-class HashOp(keras.layers.Layer):
-    """Hash bin as `(batch, 1)` int64."""
-
-    def __init__(self, *, num_bins: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.hashing = keras.layers.Hashing(num_bins=num_bins)
-
-    def call(self, raw: tf.Tensor) -> tf.Tensor:
-        text = raw if raw.dtype == tf.string else tf.strings.as_string(raw)
-        return tf.cast(self.hashing(text), tf.int64)[:, tf.newaxis]
-
-
-class TextOp(keras.layers.Layer):
-    """Word ids as `(batch, length)` int64, or TF-IDF weights as `(batch, vocabulary + 1)` float32."""
-
-    def __init__(self, *, vocabulary: list[str], output: str, length: int, idf: list[float], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if output == "ids":
-            self.vectorize = keras.layers.TextVectorization(vocabulary=vocabulary, output_sequence_length=length)
-        else:
-            self.vectorize = keras.layers.TextVectorization(
-                vocabulary=vocabulary, output_mode="tf_idf", idf_weights=np.asarray(idf, np.float32)
-            )
-
-    def call(self, raw: tf.Tensor) -> tf.Tensor:
-        return self.vectorize(raw)
-
-
-class ImageOp(keras.layers.Layer):
-    """uint8 images `(batch, height, width, channels)` as float32, scaled, resized and normalised per channel."""
-
-    def __init__(self, *, size: list[int] | None, mean: list[float], std: list[float], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.size, self.mean, self.std = size, np.asarray(mean, np.float32), np.asarray(std, np.float32)
-
-    def call(self, raw: tf.Tensor) -> tf.Tensor:
-        x = tf.cast(raw, tf.float32) * (1.0 / 255.0)
-        if self.size is not None and tuple(self.size) != tuple(x.shape[1:3]):
-            x = tf.image.resize(x, self.size)
-        return (x - self.mean) / self.std
-
-
 OPS: dict[str, type[keras.layers.Layer]] = {
     "normalize": NormalizeOp,
+    "normalize_by_key": NormalizeByKeyOp,
+    "min_max": MinMaxOp,
+    "robust": RobustOp,
+    "log": LogOp,
+    "impute": NumberOp,
     "bucketize": BucketizeOp,
     "vocabulary": VocabularyOp,
     "hash": HashOp,
+    "cross": CrossOp,
     "text": TextOp,
+    "date": DateOp,
     "image": ImageOp,
 }
-# What TFLite's and ONNX's plain runtimes can run inside the model file.
-CONVERTIBLE_OPS = frozenset({"normalize", "image"})
+# What TFLite's and ONNX's plain runtimes can run inside the model file, of features that are no strings.
+CONVERTIBLE_OPS = frozenset({"normalize", "min_max", "robust", "log", "impute", "image"})
 
 
 @dataclass(frozen=True)
@@ -131,13 +60,13 @@ class FittedOp:
 
     Attributes:
         op: A key of `OPS`.
-        input: Raw feature that it reads.
+        inputs: Raw features that it reads, or where there is none of that name, the outputs of other operations.
         params: Arguments of the operation's class.
         output: What it gives, as model builders are told.
     """
 
     op: str
-    input: str
+    inputs: tuple[str, ...]
     params: dict[str, Any]
     output: FeatureSpec
 
@@ -168,7 +97,12 @@ class Preprocessing:
 
     def __call__(self, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Transform a batch of raw features; ones that no operation reads are ignored."""
-        return {name: self.layers[name](raw[op.input]) for name, op in self.fitted.items()}
+        outputs: dict[str, tf.Tensor] = {}
+        # Those that read the outputs of others come last.
+        for name in sorted(self.fitted, key=lambda name: not self._reads_raw_only(name)):
+            values = [raw[i] if i in self.info.inputs else outputs[i] for i in self.fitted[name].inputs]
+            outputs[name] = self.layers[name](values if len(values) > 1 else values[0])
+        return {name: outputs[name] for name in self.fitted}
 
     @property
     def input_spec(self) -> dict[str, FeatureSpec]:
@@ -183,12 +117,16 @@ class Preprocessing:
     @property
     def is_convertible(self) -> bool:
         """Whether TFLite and ONNX can hold the preprocessing: no strings, no lookups."""
-        return all(op.op in CONVERTIBLE_OPS for op in self.fitted.values())
+        numeric = all(self.info.features[name].type != "string" for name in self.raw_inputs)
+        return numeric and all(op.op in CONVERTIBLE_OPS for op in self.fitted.values())
 
     @property
     def raw_inputs(self) -> list[str]:
         """The raw features that are read, sorted."""
-        return sorted({op.input for op in self.fitted.values()})
+        return sorted({name for op in self.fitted.values() for name in op.inputs if name in self.info.inputs})
+
+    def _reads_raw_only(self, name: str) -> bool:
+        return all(source in self.info.inputs for source in self.fitted[name].inputs)
 
     def raw_signature(self) -> dict[str, tf.TensorSpec]:
         """Name -> TensorSpec of the raw features that are read, batch dimension unknown."""
@@ -219,7 +157,7 @@ class Preprocessing:
         num_examples = len(next(iter(used.values())))
         parts = [
             self._run({name: tf.constant(values[start : start + batch_size]) for name, values in used.items()})
-            for start in range(0, num_examples, batch_size)
+            for start in range(0, max(num_examples, 1), batch_size)
         ]
         return {name: np.concatenate([part[name].numpy() for part in parts]) for name in self.fitted}
 
@@ -229,7 +167,7 @@ class Preprocessing:
         ops = {
             name: {
                 "op": op.op,
-                "input": op.input,
+                "inputs": list(op.inputs),
                 "params": op.params,
                 "output": {**vars(op.output), "shape": list(op.output.shape)},
             }
@@ -245,7 +183,7 @@ class Preprocessing:
         fitted = {
             name: FittedOp(
                 op=op["op"],
-                input=op["input"],
+                inputs=tuple(op["inputs"]),
                 params=op["params"],
                 output=FeatureSpec(**{**op["output"], "shape": tuple(op["output"]["shape"])}),
             )
@@ -255,9 +193,3 @@ class Preprocessing:
 
 
 RAW_DTYPES = {"int": tf.int64, "float": tf.float32, "string": tf.string, "uint8": tf.uint8}
-
-
-def split_missing(raw: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where a numeric tensor has no value, and the tensor as float32 with 0 there."""
-    missing = tf.math.is_nan(raw) if raw.dtype.is_floating else tf.equal(raw, MISSING_INT)
-    return missing, tf.where(missing, 0.0, tf.cast(raw, tf.float32))
