@@ -26,6 +26,7 @@ COMMANDS = {
     "rollback": ("serving.rollout.commands:rollback", "Take back the version on trial, or go back to the one before."),
     "monitor": ("pipelines.monitor:main", "Compare what a pushed model is asked with what it was trained on."),
     "lineage": ("pipelines.lineage:main", "Say where a pushed model comes from, and check its digests."),
+    "statistics": ("pipelines.statistics:main", "Show what is known of the data, or of two runs side by side."),
     "predict": ("serving.client.commands:predict", "Ask a served model."),
     "client": ("serving.client.commands:main", "Ask it for more: status, metadata, classify, wait, reload."),
     "doctor": ("pipelines.doctor:main", "Say what in this environment would bite, and how to mend it."),
