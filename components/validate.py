@@ -24,6 +24,7 @@ from components.schema import (
     write_schema,
 )
 from components.statistics import (
+    SLICES_FILE,
     STATISTICS_FILE,
     FeatureStatistics,
     Statistics,
@@ -89,15 +90,7 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
         (out.path / STATISTICS_FILE).write_text(to_json(computed))
         (out.path / "statistics.html").write_text(html(computed))
         if config.slice_features:
-            (out.path / "slices.json").write_text(
-                to_json(
-                    {
-                        f"{split}/{name}": found
-                        for split, b in builders.items()
-                        for name, found in b.finish_slices().items()
-                    }
-                )
-            )
+            (out.path / SLICES_FILE).write_text(to_json(_slices(builders)))
         write_schema(out.path / SCHEMA_FILE, schema)
         found = [dataclasses.asdict(anomaly) for anomaly in anomalies]
         (out.path / "anomalies.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -127,6 +120,15 @@ def build_statistics(examples: Path, info: ExamplesInfo, config: ValidateConfig)
             builder.update(batch)
         builders[split] = builder
     return builders
+
+
+def _slices(builders: dict[str, StatisticsBuilder]) -> dict[str, Statistics]:
+    """Statistics by `split/feature=value`."""
+    return {
+        f"{split}/{name}": found
+        for split, builder in builders.items()
+        for name, found in builder.finish_slices().items()
+    }
 
 
 def _check_weight_feature(info: ExamplesInfo, name: str | None) -> None:

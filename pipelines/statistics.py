@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 @click.argument("first", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("second", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--split", default="train", help="Which split of FIRST and SECOND stands side by side.")
+@click.option("--slice", "slice_name", metavar="FEATURE=VALUE", help="The rows with that value only.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default="statistics.html")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(first: Path, second: Path | None, split: str, output: Path, debug: bool) -> None:
+def main(first: Path, second: Path | None, split: str, slice_name: str | None, output: Path, debug: bool) -> None:
     """Write a page with the statistics of FIRST, its splits side by side; with SECOND, of one split of the two.
 
     Each is the folder of a run, or of what its step `validate` made.
@@ -27,26 +28,40 @@ def main(first: Path, second: Path | None, split: str, output: Path, debug: bool
     with reported(debug=debug):
         from components.statistics.page import html
 
-        output.write_text(html(_splits(first) if second is None else _pair(first, second, split)))
+        if second is None:
+            sides = _splits(first, slice_name)
+        else:
+            folders = {f"A: {first}": first, f"B: {second}": second}
+            sides = {name: _one(folder, split, slice_name) for name, folder in folders.items()}
+        output.write_text(html(sides))
         click.echo(f"Wrote {output}")
 
 
-def _splits(folder: Path) -> dict[str, Statistics]:
+def _splits(folder: Path, slice_name: str | None) -> dict[str, Statistics]:
+    """The statistics of each split, or of the one slice in each split that has it."""
     from components import artifacts
-    from components.statistics import STATISTICS_FILE, load_statistics
+    from components.errors import ConfigError, did_you_mean
+    from components.statistics import STATISTICS_FILE, load_slices, load_statistics
 
     artifact = folder if (folder / STATISTICS_FILE).exists() else folder / "statistics"
     artifacts.open_artifact(artifact, step="validate")
-    return load_statistics(artifact)
+    splits = load_statistics(artifact)
+    if slice_name is None:
+        return splits
+    slices = load_slices(artifact)
+    names = dict.fromkeys(name.partition("/")[2] for name in slices)
+    if slice_name not in names:
+        raise ConfigError(
+            f"--slice: {folder} has no slice '{slice_name}'.{did_you_mean(slice_name, names)} Slices are those of "
+            "evaluate.slices."
+        )
+    return {split: slices[key] for split in splits if (key := f"{split}/{slice_name}") in slices}
 
 
-def _pair(first: Path, second: Path, split: str) -> dict[str, Statistics]:
+def _one(folder: Path, split: str, slice_name: str | None) -> Statistics:
     from components.errors import ConfigError, did_you_mean
 
-    sides = {}
-    for place, folder in (("A", first), ("B", second)):
-        splits = _splits(folder)
-        if split not in splits:
-            raise ConfigError(f"--split: {folder} has no split '{split}'.{did_you_mean(split, splits)}")
-        sides[f"{place}: {folder}"] = splits[split]
-    return sides
+    splits = _splits(folder, slice_name)
+    if split not in splits:
+        raise ConfigError(f"--split: {folder} has no split '{split}'.{did_you_mean(split, splits)}")
+    return splits[split]

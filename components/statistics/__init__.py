@@ -12,12 +12,14 @@ does not depend on the order of the rows.
 from components.statistics.builder import StatisticsBuilder
 from components.statistics.features import (
     LOW_CARDINALITY,
+    SLICES_FILE,
     STATISTICS_FILE,
     FeatureStatistics,
     Statistics,
     WeightedStatistics,
     class_values,
     from_json,
+    load_slices,
     load_statistics,
     to_json,
 )
@@ -25,6 +27,7 @@ from components.statistics.texts import tokenize
 
 __all__ = [
     "LOW_CARDINALITY",
+    "SLICES_FILE",
     "STATISTICS_FILE",
     "FeatureStatistics",
     "Statistics",
@@ -32,6 +35,7 @@ __all__ = [
     "WeightedStatistics",
     "class_values",
     "from_json",
+    "load_slices",
     "load_statistics",
     "to_json",
     "tokenize",

@@ -19,7 +19,7 @@ from components.statistics.images import Images
 from components.statistics.moments import Moments
 from components.statistics.numbers import Numbers, WeightedNumbers
 from components.statistics.quantiles import Quantiles
-from components.statistics.rows import RowCounts
+from components.statistics.rows import RowCounts, column_of_arrow
 from components.statistics.strings import Lengths, Strings
 from components.statistics.texts import Texts
 
@@ -27,7 +27,7 @@ MAX_SLICES = 50
 
 _EXACT_QUANTILES_UP_TO = 1_000_000
 _MIN_LABEL_VALUES = 100_000
-_SLICE_SETTINGS = {"max_top_values": 100, "num_quantiles": 100, "max_exact_values": 10_000}
+_SLICE_SETTINGS: dict[str, Any] = {"max_top_values": 100, "num_quantiles": 100, "max_exact_values": 10_000}
 
 
 # numpy._core was numpy.core before numpy 2.
@@ -89,7 +89,7 @@ class StatisticsBuilder:
         Raises:
             DataError: a row has no weight, or one that is negative or infinite.
         """
-        weights = self._weights_of(batch[self._weight]) if self._weight in batch else None
+        weights = self._weights_of(batch[self._weight]) if self._weight and self._weight in batch else None
         for name, accumulator in self._features.items():
             if name in batch and len(batch[name]):
                 accumulator.update(batch[name], weights)
@@ -109,17 +109,15 @@ class StatisticsBuilder:
             return
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         weights = None
-        if self._weight in columns:
+        if self._weight and self._weight in columns:
             column = columns[self._weight].cast(pa.float64()).fill_null(np.nan)
             weights = self._weights_of(column.to_numpy(zero_copy_only=False))
         for name, accumulator in self._features.items():
             if name in columns:
                 accumulator.update_arrow(columns[name], weights)
         for name in self._slices.keys() & columns.keys():
-            values = columns[name]
-            is_int = self._info.features[name].type == "int"
-            values = values.cast(pa.int64() if is_int else pa.binary()).fill_null(MISSING_INT if is_int else b"")
-            for value, rows in _rows_by_value(values.to_numpy(zero_copy_only=False)):
+            kind, missing = (pa.int64(), MISSING_INT) if self._info.features[name].type == "int" else (pa.binary(), b"")
+            for value, rows in _rows_by_value(np.asarray(column_of_arrow(columns[name], kind, missing, None).values)):
                 if (builder := self._slice(name, value)) is not None:
                     builder.update_arrow(batch.take(pa.array(rows)))
 
@@ -186,8 +184,9 @@ class StatisticsBuilder:
         if value not in builders:
             if len(builders) >= MAX_SLICES and value > max(builders):
                 return None
-            settings: dict[str, Any] = {"text_features": self._text_features, "weight": self._weight}
-            builders[value] = StatisticsBuilder(self._info, **settings, **_SLICE_SETTINGS)
+            builders[value] = StatisticsBuilder(
+                self._info, text_features=self._text_features, weight=self._weight, **_SLICE_SETTINGS
+            )
             if len(builders) > MAX_SLICES:
                 del builders[max(builders)]
         return builders[value]

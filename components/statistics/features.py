@@ -13,6 +13,7 @@ from components.errors import DataError
 from components.examples import ExamplesInfo
 
 STATISTICS_FILE = "statistics.json"
+SLICES_FILE = "slices.json"
 LOW_CARDINALITY = 100
 
 
@@ -135,7 +136,20 @@ def load_statistics(path: Path) -> dict[str, Statistics]:
     Raises:
         DataError: its `statistics.json` is missing or damaged.
     """
-    file = path / STATISTICS_FILE
+    return _load(path, STATISTICS_FILE)
+
+
+def load_slices(path: Path) -> dict[str, Statistics]:
+    """The statistics of the slices in a statistics artifact, by `split/feature=value`; none if it has no slices.
+
+    Raises:
+        DataError: its `slices.json` is damaged.
+    """
+    return _load(path, SLICES_FILE) if (path / SLICES_FILE).exists() else {}
+
+
+def _load(path: Path, name: str) -> dict[str, Statistics]:
+    file = path / name
     try:
         return from_json(file.read_text())
     except (OSError, ValueError, TypeError) as error:

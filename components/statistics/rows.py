@@ -66,7 +66,7 @@ def column_of_arrow(array: pa.Array, kind: pa.DataType, missing: Any, weights: n
         parents = pc.list_parent_indices(array).to_numpy(zero_copy_only=False)
         owners = parents if owners is None else owners[parents]
         array = pc.list_flatten(array)
-    values = array.cast(kind, safe=False).fill_null(missing)
+    values = array.cast(kind, safe=pa.types.is_integer(kind)).fill_null(missing)
     return Column(
         values if pa.types.is_binary(kind) else values.to_numpy(zero_copy_only=False), owners, num_rows, weights
     )

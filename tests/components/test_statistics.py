@@ -298,6 +298,22 @@ def test_weights_are_what_repeated_rows_are():
     assert from_json(to_json({"a": found})) == {"a": found}
 
 
+def test_arrow_batches_are_sliced_as_arrays_are():
+    data = _data()
+    settings: dict[str, Any] = {"text_features": [], "max_top_values": 9, "num_quantiles": 4, "slices": ["n", "word"]}
+    arrays, direct = StatisticsBuilder(INFO, **settings), StatisticsBuilder(INFO, **settings)
+    columns = {name: data[name] for name in ("n", "x", "word")}
+    arrays.update(columns)
+    table = {"n": pa.array(data["n"]), "x": pa.array(data["x"]), "word": pa.array(data["word"]).dictionary_encode()}
+    direct.update_arrow(pa.record_batch(table))
+    assert direct.finish_slices() == arrays.finish_slices()
+
+
+def test_numbers_that_are_no_integers_are_not_cut_off():
+    with pytest.raises(pa.ArrowInvalid, match="truncated"):
+        _builder().update_arrow(pa.record_batch({"n": pa.array([1.5])}))
+
+
 @pytest.mark.parametrize("weight", [np.nan, -1.0, np.inf])
 def test_a_row_without_a_weight_is_an_error(weight):
     builder = StatisticsBuilder(INFO, text_features=[], max_top_values=9, num_quantiles=4, weight="x")

@@ -78,9 +78,11 @@ def test_a_feature_that_a_side_lacks_is_told():
     assert "<td>old</td><td>absent</td>" in row[: row.index("</tbody>")]
 
 
-def _artifact(folder: Path, sides: dict[str, Statistics]) -> None:
+def _artifact(folder: Path, sides: dict[str, Statistics], slices: dict[str, Statistics] | None = None) -> None:
     with artifacts.writing(folder, step="validate", inputs={}, config=ValidateConfig()) as out:
         (out.path / "statistics.json").write_text(to_json(sides))
+        if slices is not None:
+            (out.path / "slices.json").write_text(to_json(slices))
         out.result = ValidateResult(num_examples={}, label="n", num_classes=None, warnings=[])
 
 
@@ -100,3 +102,17 @@ def test_the_command_shows_splits_of_one_run_and_a_split_of_two(tmp_path):
     assert done.exit_code == 2
     assert "has no split 'tets'. Did you mean 'test'?" in done.output
     assert not page.exists()
+
+
+def test_the_command_shows_a_slice(tmp_path):
+    sides = {"train": _statistics(), "test": _statistics()}
+    _artifact(tmp_path / "statistics", sides, {"train/word=red": _statistics(7)})
+    page = tmp_path / "page.html"
+    arguments = [str(tmp_path), "--output", str(page), "--slice"]
+    done = CliRunner().invoke(main, [*arguments, "word=read"])
+    assert done.exit_code == 2
+    assert "has no slice 'word=read'. Did you mean 'word=red'?" in done.output
+    assert CliRunner().invoke(main, [*arguments, "word=red"]).exit_code == 0
+    assert "<td>train</td>" in page.read_text()
+    assert "<td>test</td>" not in page.read_text()
+    assert "<td>8</td>" in page.read_text()
