@@ -51,6 +51,9 @@ def _legend(sides: Sequence[str]) -> str:
 
 
 def _table(names: Sequence[str], sides: Mapping[str, Statistics], columns: Sequence[_Column]) -> str:
+    """A row of each feature and side; a column that is empty throughout is left out."""
+    known = [side[name] for side in sides.values() for name in names if name in side]
+    columns = [(title, cell) for title, cell in columns if any(map(cell, known))]
     head = "".join(f"<th>{title}</th>" for title in ("feature", "", *(title for title, _ in columns), "distribution"))
     bodies = (_rows(name, [(side, found.get(name)) for side, found in sides.items()], columns) for name in names)
     return f"<table><thead><tr>{head}</tr></thead>\n" + "\n".join(bodies) + "</table>"
@@ -150,7 +153,7 @@ _GROUPS: list[tuple[str, set[str], list[_Column]]] = [
             ("min", lambda found: _number(found.min)),
             ("median", _median),
             ("max", lambda found: _number(found.max)),
-            ("infinite", lambda found: str(found.num_infinite)),
+            ("infinite", lambda found: str(found.num_infinite or "")),
         ],
     ),
     (
@@ -158,7 +161,7 @@ _GROUPS: list[tuple[str, set[str], list[_Column]]] = [
         {"string"},
         [
             ("unique", lambda found: f"{found.num_unique:,}"),
-            ("not UTF-8", lambda found: str(found.num_invalid_utf8)),
+            ("not UTF-8", lambda found: str(found.num_invalid_utf8 or "")),
             _LENGTH,
         ],
     ),

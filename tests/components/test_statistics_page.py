@@ -71,6 +71,12 @@ def test_many_missing_values_and_zeros_are_marked():
     assert '<strong class="alarm">100.00%</strong>' in row
 
 
+def test_columns_of_what_does_not_occur_are_left_out():
+    assert "<th>infinite</th>" in html({"train": _statistics()})
+    finite = html({"train": {"n": _statistics()["n"]}})
+    assert [f"<th>{column}</th>" in finite for column in ("infinite", "weighted", "mean")] == [False, False, True]
+
+
 def test_a_feature_that_a_side_lacks_is_told():
     side = _statistics()
     text = html({"old": {name: found for name, found in side.items() if name != "word"}, "new": side})
