@@ -140,9 +140,7 @@ class StatisticsBuilder:
     def finish_slices(self) -> dict[str, Statistics]:
         """The statistics of each slice, by `feature=value`."""
         return {
-            f"{name}={value.decode('utf-8', 'replace') if isinstance(value, bytes) else value}": builders[
-                value
-            ].finish()
+            f"{name}={_as_text(value)}": builders[value].finish()
             for name, builders in self._slices.items()
             for value in sorted(builders)
         }
@@ -214,6 +212,10 @@ def _accumulator(
     if feature.type == "string":
         return Texts(max_top_values) if is_text else Strings(max_top_values, is_list=is_list)
     return Numbers(feature.type, max_top_values, num_quantiles, max_exact_values, is_list=is_list)
+
+
+def _as_text(value: int | bytes) -> str:
+    return str(value) if isinstance(value, int) else value.decode("utf-8", "backslashreplace")
 
 
 def _rows_by_value(values: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
