@@ -24,7 +24,7 @@ COMMANDS = {
     "deploy": ("serving.rollout.commands:deploy", "Put a pushed version on trial, with a share of the requests."),
     "promote": ("serving.rollout.commands:promote", "Give the version on trial all requests."),
     "rollback": ("serving.rollout.commands:rollback", "Take back the version on trial, or go back to the one before."),
-    "monitor": ("pipelines.monitor:main", "Compare what a pushed model is asked with what it was trained on."),
+    "monitor": ("pipelines.monitor:main", "Compare what a pushed model is asked with what it trained on."),
     "lineage": ("pipelines.lineage:main", "Say where a pushed model comes from, and check its digests."),
     "statistics": ("pipelines.statistics:main", "Show what is known of the data, or of two runs side by side."),
     "predict": ("serving.client.commands:predict", "Ask a served model."),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("second", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--split", default="train", help="Which split of FIRST and SECOND stands side by side.")
 @click.option("--slice", "slice_name", metavar="FEATURE=VALUE", help="The rows with that value only.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default="statistics.html")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default="statistics.html", help="The page.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(first: Path, second: Path | None, split: str, slice_name: str | None, output: Path, debug: bool) -> None:
     """Write a page with the statistics of FIRST, its splits side by side; with SECOND, of one split of the two.
