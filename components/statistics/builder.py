@@ -210,7 +210,7 @@ def _accumulator(
     if feature.type == "uint8":
         return Images(feature.shape)
     if feature.type == "string":
-        return Texts(max_top_values) if is_text else Strings(max_top_values, is_list=is_list)
+        return (Texts if is_text else Strings)(max_top_values, is_list=is_list)
     return Numbers(feature.type, max_top_values, num_quantiles, max_exact_values, is_list=is_list)
 
 

@@ -244,6 +244,18 @@ def test_lists_are_counted_without_their_padding():
     assert found["tags"].mean_length_bytes == pytest.approx(5 / 3)
 
 
+def test_a_row_of_several_texts_is_one_document():
+    info = ExamplesInfo({"t": Feature("string", (None,))}, "t", "binary", None, {})
+    padded, direct = (StatisticsBuilder(info, text_features=["t"], max_top_values=9, num_quantiles=4) for _ in range(2))
+    padded.update({"t": np.array([[b"a b", b"a"], [b"", b""], [b"b", b""]], object)})
+    direct.update_arrow(pa.record_batch({"t": [["a b", "a"], None, ["b"]]}))
+    found = padded.finish()["t"]
+    assert (found.count, found.missing, found.num_tokens) == (3, 1, 4)
+    assert found.top_tokens == (("a", 2, 1), ("b", 2, 2))
+    assert (found.max_num_values, found.mean_num_values) == (2, 1.5)
+    assert direct.finish()["t"] == found
+
+
 def test_arrow_lists_give_what_padded_arrays_give():
     padded, direct = _lists(), _lists()
     padded.update(
