@@ -125,6 +125,9 @@ class ValidateConfig(Section):
     text_features: list[str] = inherited([])
     needs: TransformNeeds = inherited(NOTHING_MORE)
     slice_features: list[str] = inherited([])
+    weight_feature: str | None = Field(
+        None, description="Numeric feature that holds each row's weight; statistics then also count rows by it."
+    )
     min_class_examples: Count = Field(1, description="Fewest examples of each class in the train split.")
     num_quantiles: Annotated[int, Field(ge=4)] = Field(
         1000, description="Resolution of the quantiles kept for each numeric feature."

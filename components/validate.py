@@ -24,6 +24,7 @@ from components.schema import (
     write_schema,
 )
 from components.statistics import (
+    SLICES_FILE,
     STATISTICS_FILE,
     FeatureStatistics,
     Statistics,
@@ -31,6 +32,7 @@ from components.statistics import (
     class_values,
     to_json,
 )
+from components.statistics.page import html
 
 # Train and test that differ by more than this are told: as much as `monitor` calls skew by default.
 _MAX_DRIFT = 0.2
@@ -62,7 +64,8 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
 
     Args:
         examples: Artifact of `ingest`.
-        statistics: Where the artifact will stand: statistics.json, schema.yaml, anomalies.json.
+        statistics: Where the artifact will stand: statistics.json, statistics.html, slices.json (where there are
+            slices), schema.yaml, anomalies.json.
         config: The schema, and how much is kept.
 
     Returns:
@@ -79,13 +82,18 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
         for name, types in ((pair.number, ("int", "float")), (pair.key, ("int", "string"))):
             _check_single(info, name, types)
     check_slices(info, config.slice_features)
+    _check_weight_feature(info, config.weight_feature)
     supplied = None if config.schema_path is None else load_schema(Path(config.schema_path))
     with artifacts.writing(statistics, step="validate", inputs={"examples": examples}, config=config) as out:
-        computed = compute_statistics(examples, info, config)
+        builders = build_statistics(examples, info, config)
+        computed = {split: builder.finish() for split, builder in builders.items()}
         schema = supplied or infer_schema(info, computed["train"])
         anomalies = list(_anomalies(info, computed, schema, supplied is not None, config))
         raise_errors(anomalies)
         (out.path / STATISTICS_FILE).write_text(to_json(computed))
+        (out.path / "statistics.html").write_text(html(computed))
+        if config.slice_features:
+            (out.path / SLICES_FILE).write_text(to_json(_slices(builders)))
         write_schema(out.path / SCHEMA_FILE, schema)
         found = [dataclasses.asdict(anomaly) for anomaly in anomalies]
         (out.path / "anomalies.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -99,9 +107,9 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
     return result
 
 
-def compute_statistics(examples: Path, info: ExamplesInfo, config: ValidateConfig) -> dict[str, Statistics]:
-    """Statistics of each split, in one pass over its shards."""
-    computed = {}
+def build_statistics(examples: Path, info: ExamplesInfo, config: ValidateConfig) -> dict[str, StatisticsBuilder]:
+    """Statistics of each split and of its slices, in one pass over its shards."""
+    builders = {}
     for split in SPLITS:
         builder = StatisticsBuilder(
             info,
@@ -109,11 +117,31 @@ def compute_statistics(examples: Path, info: ExamplesInfo, config: ValidateConfi
             max_top_values=config.max_top_values,
             num_quantiles=config.num_quantiles,
             needs=config.needs,
+            weight=config.weight_feature,
+            slices=config.slice_features,
         )
         for batch in read_batches(examples, split):
             builder.update(batch)
-        computed[split] = builder.finish()
-    return computed
+        builders[split] = builder
+    return builders
+
+
+def _slices(builders: dict[str, StatisticsBuilder]) -> dict[str, Statistics]:
+    """Statistics by `split/feature=value`."""
+    return {
+        f"{split}/{name}": found
+        for split, builder in builders.items()
+        for name, found in builder.finish_slices().items()
+    }
+
+
+def _check_weight_feature(info: ExamplesInfo, name: str | None) -> None:
+    if name is None:
+        return
+    if name not in info.features:
+        raise ConfigError(f"validate.weight_feature: the data has no '{name}'.{did_you_mean(name, info.features)}")
+    if info.features[name].type not in ("int", "float") or info.features[name].shape:
+        raise ConfigError(f"validate.weight_feature: '{name}' is not one number a row. Choose a numeric column.")
 
 
 def _check_text_features(info: ExamplesInfo, text_features: list[str]) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import warnings
 from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 
@@ -20,6 +22,8 @@ from components.statistics import (
     load_statistics,
     to_json,
 )
+from components.statistics.builder import MAX_SLICES
+from components.statistics.counts import TopCounts
 from components.tokens import tokenize
 
 TEXTS = [b"Hello, world! It's hello.", b"", "Ünder  the_bridge\n(hello)".encode(), b"...", b"a-b c"]
@@ -164,7 +168,7 @@ def test_the_most_frequent_values_survive_a_bound():
     found = builder.finish()["word"]
     assert len(found.top_values) == 3
     assert found.top_values[0] == ("often", 100)
-    assert len(builder._features["word"]._top._counts) <= 24
+    assert builder._features["word"]._top.size <= 24
 
 
 def test_every_class_of_the_label_is_kept():
@@ -200,3 +204,242 @@ def test_class_values():
     assert class_values(dataclasses.replace(INFO, classes=("a", "b", "c")), label) == [0, 1, 2]
     named = dataclasses.replace(INFO, label="word", classes=("b", "a"))
     assert class_values(named, {"word": _words("a")}) == ["b", "a"]
+
+
+LISTS = ExamplesInfo(
+    {"ids": Feature("int", (None,)), "prices": Feature("float", (None,)), "tags": Feature("string", (None,))},
+    "ids",
+    "multiclass",
+    None,
+    {},
+)
+ROWS: dict[str, list[Any]] = {
+    "ids": [[1, 2, 2], [], None, [0]],
+    "prices": [[1.5], [2.0, 4.0], None, []],
+    "tags": [["a", "bcd"], ["a"], [], None],
+}
+
+
+def _lists() -> StatisticsBuilder:
+    return StatisticsBuilder(LISTS, text_features=[], max_top_values=10, num_quantiles=4)
+
+
+def test_lists_are_counted_without_their_padding():
+    builder = _lists()
+    builder.update(
+        {
+            "ids": np.array([[1, 2, 2], [MISSING_INT] * 3, [MISSING_INT] * 3, [0, MISSING_INT, MISSING_INT]]),
+            "prices": np.array([[1.5, np.nan], [2, 4], [np.nan, np.nan], [np.nan, np.nan]], np.float32),
+            "tags": np.array([[b"a", b"bcd"], [b"a", b""], [b"", b""], [b"", b""]], object),
+        }
+    )
+    found = builder.finish()
+    assert (found["ids"].count, found["ids"].missing, found["ids"].zeros) == (4, 2, 1)
+    assert found["ids"].top_values == ((2, 2), (0, 1), (1, 1))
+    assert [getattr(found["ids"], f"{name}_num_values") for name in ("min", "max", "mean")] == [1, 3, 2.0]
+    assert found["prices"].mean == pytest.approx(2.5)
+    assert (found["prices"].missing, found["prices"].mean_num_values) == (2, 1.5)
+    assert (found["tags"].missing, found["tags"].top_values) == (2, (("a", 2), ("bcd", 1)))
+    assert (found["tags"].min_length_bytes, found["tags"].max_length_bytes) == (1, 3)
+    assert found["tags"].mean_length_bytes == pytest.approx(5 / 3)
+
+
+def test_a_row_of_several_texts_is_one_document():
+    info = ExamplesInfo({"t": Feature("string", (None,))}, "t", "binary", None, {})
+    padded, direct = (StatisticsBuilder(info, text_features=["t"], max_top_values=9, num_quantiles=4) for _ in range(2))
+    padded.update({"t": np.array([[b"a b", b"a"], [b"", b""], [b"b", b""]], object)})
+    direct.update_arrow(pa.record_batch({"t": [["a b", "a"], None, ["b"]]}))
+    found = padded.finish()["t"]
+    assert (found.count, found.missing, found.num_tokens) == (3, 1, 4)
+    assert found.top_tokens == (("a", 2, 1), ("b", 2, 2))
+    assert (found.max_num_values, found.mean_num_values) == (2, 1.5)
+    assert direct.finish()["t"] == found
+
+
+def test_arrow_lists_give_what_padded_arrays_give():
+    padded, direct = _lists(), _lists()
+    padded.update(
+        {
+            "ids": np.array([[1, 2, 2], [MISSING_INT] * 3, [MISSING_INT] * 3, [0, MISSING_INT, MISSING_INT]]),
+            "prices": np.array([[1.5, np.nan], [2, 4], [np.nan, np.nan], [np.nan, np.nan]], np.float32),
+            "tags": np.array([[b"a", b"bcd"], [b"a", b""], [b"", b""], [b"", b""]], object),
+        }
+    )
+    direct.update_arrow(pa.record_batch(ROWS))
+    assert direct.finish() == padded.finish()
+
+
+def test_arrow_batches_give_what_arrays_give():
+    data, builder = _data(), _builder()
+    columns = {
+        "n": pa.array(data["n"], mask=data["n"] == MISSING_INT),
+        "x": pa.array(data["x"].astype(np.float64)),
+        "word": pa.array(data["word"], mask=data["word"] == b"").dictionary_encode(),
+        "text": pa.array([text.decode() or None for text in data["text"]]),
+        "image": pa.FixedShapeTensorArray.from_numpy_ndarray(data["image"]),
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(data["vector"].ravel()), 3),
+    }
+    whole = pa.record_batch(columns)
+    for start in range(0, 500, 120):
+        builder.update_arrow(whole.slice(start, 120))
+    builder.update_arrow(whole.slice(0, 0))
+    _assert_close(_statistics(data), builder.finish())
+
+
+def test_weights_are_what_repeated_rows_are():
+    rng = np.random.default_rng(3)
+    info = ExamplesInfo({name: FEATURES[name] for name in ("n", "x", "word")}, "n", "multiclass", None, {})
+    info = dataclasses.replace(info, features={**info.features, "w": Feature("int")})
+    rows = {name: values for name, values in _data().items() if name in info.features}
+    rows["w"] = rng.integers(0, 4, 500)
+    settings: dict[str, Any] = {"text_features": [], "max_top_values": 100, "num_quantiles": 10}
+    weighted, repeated = StatisticsBuilder(info, weight="w", **settings), StatisticsBuilder(info, **settings)
+    for start in (0, 250):
+        weighted.update({name: values[start : start + 250] for name, values in rows.items()})
+    repeated.update({name: np.repeat(values, rows["w"]) for name, values in rows.items()})
+    found, expected = weighted.finish(), repeated.finish()
+    for name in ("n", "x", "word"):
+        side, truth = found[name].weighted, expected[name]
+        assert side is not None
+        assert (side.count, side.missing, side.zeros) == (truth.count, truth.missing, truth.zeros)
+        assert (side.mean, side.std) == (pytest.approx(truth.mean), pytest.approx(truth.std))
+        assert side.quantiles == truth.quantiles
+        assert side.top_values == truth.top_values
+        assert truth.weighted is None
+    assert found["x"].mean == pytest.approx(np.nanmean(rows["x"].astype(np.float64)))
+    assert from_json(to_json({"a": found})) == {"a": found}
+
+
+def test_arrow_batches_are_sliced_as_arrays_are():
+    data = _data()
+    settings: dict[str, Any] = {"text_features": [], "max_top_values": 9, "num_quantiles": 4, "slices": ["n", "word"]}
+    arrays, direct = StatisticsBuilder(INFO, **settings), StatisticsBuilder(INFO, **settings)
+    columns = {name: data[name] for name in ("n", "x", "word")}
+    arrays.update(columns)
+    table = {"n": pa.array(data["n"]), "x": pa.array(data["x"]), "word": pa.array(data["word"]).dictionary_encode()}
+    direct.update_arrow(pa.record_batch(table))
+    assert direct.finish_slices() == arrays.finish_slices()
+
+
+def test_numbers_that_are_no_integers_are_not_cut_off():
+    with pytest.raises(pa.ArrowInvalid, match="truncated"):
+        _builder().update_arrow(pa.record_batch({"n": pa.array([1.5])}))
+
+
+@pytest.mark.parametrize("weight", [np.nan, -1.0, np.inf])
+def test_a_row_without_a_weight_is_an_error(weight):
+    builder = StatisticsBuilder(INFO, text_features=[], max_top_values=9, num_quantiles=4, weight="x")
+    with pytest.raises(DataError, match="1 rows have a 'x' that is missing, negative or infinite"):
+        builder.update({"x": np.array([1, weight], np.float32)})
+    with pytest.raises(DataError, match="1 rows have a 'x' that is missing, negative or infinite"):
+        builder.update_arrow(pa.record_batch({"x": pa.array([1, weight])}))
+
+
+def _sliced(batch: dict[str, np.ndarray], pieces: list[np.ndarray]) -> StatisticsBuilder:
+    builders = []
+    for rows in pieces:
+        builder = StatisticsBuilder(INFO, text_features=[], max_top_values=9, num_quantiles=4, slices=["n", "word"])
+        builder.update({name: values[rows] for name, values in batch.items()})
+        builders.append(StatisticsBuilder.from_bytes(builder.to_bytes()))
+    for other in builders[1:]:
+        builders[0].merge(other)
+    return builders[0]
+
+
+def test_each_slice_has_the_statistics_of_its_rows():
+    data = _data()
+    found = _sliced(data, [np.arange(500)]).finish_slices()
+    assert {name for name in found if name.startswith("word=")} == {"word=blue", "word=red", r"word=\xff\xfe"}
+    assert "n=-3" in found
+    assert f"n={MISSING_INT}" not in found
+    chosen = data["x"][data["word"] == b"red"].astype(np.float64)
+    assert found["word=red"]["x"].count == len(chosen)
+    assert found["word=red"]["x"].mean == pytest.approx(np.nanmean(chosen))
+
+
+def test_the_same_slices_remain_however_rows_are_parted():
+    rng = np.random.default_rng(5)
+    data = {"n": rng.integers(0, 3 * MAX_SLICES, 900), "x": rng.normal(size=900).astype(np.float32)}
+    whole = _sliced(data, [np.arange(900)]).finish_slices()
+    parted = _sliced(data, np.array_split(rng.permutation(900), 4)).finish_slices()
+    assert list(whole) == [f"n={value}" for value in range(MAX_SLICES)]
+    assert list(parted) == list(whole)
+    for name, found in whole.items():
+        _assert_close(found, parted[name])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_partition_in_any_order_through_bytes_gives_the_same(seed):
+    rng = np.random.default_rng(seed)
+    data = _data()
+    owners = rng.integers(0, 5, 500)
+    builders = []
+    for owner in rng.permutation(5):
+        builder = _builder()
+        builder.update({name: values[owners == owner] for name, values in data.items()})
+        builders.append(StatisticsBuilder.from_bytes(builder.to_bytes()))
+    for other in builders[1:]:
+        builders[0].merge(other)
+    _assert_close(_statistics(data), builders[0].finish())
+
+
+@pytest.mark.parametrize("state", [b"", b"nonsense", pickle.dumps([1, 2]), pickle.dumps(warnings.warn)])
+def test_bytes_that_are_no_statistics_are_refused(state):
+    with pytest.raises(DataError, match=r"no state of statistics.*Compute it again"):
+        StatisticsBuilder.from_bytes(state)
+
+
+def test_counts_beyond_the_bound_are_within_the_error_that_is_told():
+    rng = np.random.default_rng(0)
+    values = rng.zipf(1.3, 200_000) % 50_000
+    truth = dict(zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True))
+    parts = []
+    for piece in np.array_split(values, 4):
+        counts = TopCounts(500, "int64")
+        for batch in np.array_split(piece, 5):
+            counted = pa.array(batch).value_counts()
+            counts.update(counted.field("values"), counted.field("counts"))
+        parts.append(counts)
+    for other in parts[1:]:
+        parts[0].merge(other)
+    top = parts[0].finish()
+    assert 0 < parts[0].max_error < 200
+    assert all(truth[value] - parts[0].max_error <= count <= truth[value] for value, count in top)
+    assert [value for value, _ in top[:20]] == sorted(truth, key=lambda value: (-truth[value], value))[:20]
+    assert parts[0].num_unique == pytest.approx(len(truth), rel=0.03)
+
+
+def test_distinct_values_do_not_depend_on_the_order_of_rows():
+    values = np.arange(120_000)
+    found = []
+    for order in (values, values[::-1], np.random.default_rng(1).permutation(values)):
+        counts = TopCounts(50, "int64")
+        for batch in np.array_split(order, 7):
+            counts.update(pa.array(batch), pa.array(np.ones(len(batch), np.int64)))
+        found.append(counts.num_unique)
+    assert found == [found[0]] * 3
+    assert found[0] == pytest.approx(120_000, rel=0.03)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2, 2, 5, 9], [3.0, 3, 3], [-3e38, 3e38, 0], [1.0, np.inf, 2, -np.inf, 3]])
+def test_histograms_are_those_of_numpy(values):
+    array = np.array(values, np.float32).astype(np.float64)
+    finite = array[np.isfinite(array)]
+    found = _numbers(values).histogram
+    assert sum(count for _, _, count in found) == len(finite)
+    assert (found[0][0], found[-1][1]) == (finite.min(), finite.max())
+    if finite.min() < finite.max():
+        expected, _ = np.histogram(finite / 4, bins=10)
+        assert [count for _, _, count in found] == expected.tolist()
+
+
+def test_the_same_rows_give_the_same_bytes_beyond_the_bound():
+    values = np.random.default_rng(0).normal(size=50_000).astype(np.float32)
+    texts = []
+    for _ in range(2):
+        builder = _builder(max_exact_values=1_000, max_top_values=5)
+        for start in range(0, len(values), 700):
+            part = values[start : start + 700]
+            builder.update({"x": part, "n": (part * 1e6).astype(np.int64)})
+        texts.append(to_json({"train": builder.finish()}))
+    assert texts[0] == texts[1]

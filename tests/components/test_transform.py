@@ -19,8 +19,8 @@ from components.statistics import StatisticsBuilder
 from components.transform import default_operations, fit_all
 from components.transform_config import TransformConfig, TransformNeeds, Vocabulary
 from components.validate import _check_single
-from pipelines import containers
 from pipelines.config import PipelineConfig
+from pipelines.kubeflow import containers
 from tests.conftest import PROJECT
 from tests.pipelines import fakes
 

@@ -12,7 +12,7 @@ from components.config import DataConfig, SplitConfig, ValidateConfig
 from components.errors import ArtifactError, ConfigError, DataError
 from components.ingest import ingest
 from components.schema import load_schema
-from components.statistics import load_statistics
+from components.statistics import load_slices, load_statistics
 from components.validate import ValidateResult, validate
 
 TAXI = Path(__file__).parents[2] / "configs" / "data" / "chicago_taxi.csv.gz"
@@ -175,6 +175,39 @@ def test_a_text_feature_must_be_a_string(tmp_path, name, message):
     words = {split: ["u"] * len(labels) for split, labels in LABELS.items()}
     with pytest.raises(ConfigError, match=message):
         _validate(tmp_path, {"word": words}, text_features=[name])
+
+
+def test_weights_and_slices_are_counted_and_a_page_is_made(tmp_path):
+    data = {"w": {"train": [0.5] * 6 + [2.0] * 6, "validation": [1.0, 1.0], "test": [1.0, 1.0]}}
+    _validate(tmp_path, data, weight_feature="w", slice_features=["label"])
+    found = load_statistics(tmp_path / "statistics")["train"]["label"]
+    assert found.weighted is not None
+    assert (found.count, found.weighted.count) == (12, 15.0)
+    assert found.weighted.top_values == (("a", 7.5), ("b", 7.5))
+    slices = load_slices(tmp_path / "statistics")
+    assert list(slices) == [f"{split}/label={value}" for split in LABELS for value in "ab"]
+    assert (slices["train/label=b"]["x"].count, slices["train/label=b"]["x"].mean) == (6, 1.0)
+    assert "<td>validation</td>" in (tmp_path / "statistics" / "statistics.html").read_text()
+
+
+def test_without_slices_there_are_none(tmp_path):
+    _validate(tmp_path)
+    assert load_slices(tmp_path / "statistics") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("labels", "no 'labels'. Did you mean 'label'"), ("label", "not one number a row")]
+)
+def test_weights_must_be_numbers(tmp_path, name, message):
+    with pytest.raises(ConfigError, match=message):
+        _validate(tmp_path, weight_feature=name)
+
+
+def test_a_row_without_a_weight_is_refused_and_nothing_written(tmp_path):
+    data = {"w": {"train": [1.0] * 11 + [-1.0], "validation": [1.0, 1.0], "test": [1.0, 1.0]}}
+    with pytest.raises(DataError, match=r"validate.weight_feature: 1 rows have a 'w' that is missing, negative"):
+        _validate(tmp_path, data, weight_feature="w")
+    assert not (tmp_path / "statistics").exists()
 
 
 def test_twice_the_same_bytes(tmp_path):
