@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.errors import DataError
-from components.examples import Feature
+from components.examples import MISSING, Feature
 
 _TIMES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 _TEXTS = (
@@ -29,24 +29,27 @@ def features_of(schema: pa.Schema) -> dict[str, Feature]:
     """The feature that each column becomes.
 
     Whole numbers and booleans become int, other numbers float, text, bytes, dates and times (ISO 8601) string;
-    fixed-shape tensors keep their shape.
+    fixed-shape tensors keep their shape. A list of any of the first three has the shape `(None,)`.
 
     Raises:
-        DataError: a column is nested or of a type that no feature can hold.
+        DataError: a column is nested deeper or of a type that no feature can hold.
     """
     return {field.name: _feature(field.name, field.type) for field in schema}
 
 
 def row_values(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
-    """The values of one column as Python numbers, bytes or flat numpy arrays; `None` where missing.
+    """The values of one column as Python numbers, bytes, lists of these or flat numpy arrays; `None` where missing.
 
-    NaN and the empty string count as missing, because a missing value is read back as them.
+    NaN, the empty string and the empty list count as missing, because a missing value is read back as them. Within a
+    list a missing value keeps its place as the value that it is read back as.
 
     Raises:
         DataError: a value does not fit its type, or a tensor is missing.
     """
     if isinstance(values.type, pa.FixedShapeTensorType):
         return _tensor_rows(name, values, feature)
+    if feature.is_list:
+        return _list_rows(name, values, feature)
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if feature.type == "string":
@@ -56,7 +59,10 @@ def row_values(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
             return list(values.cast(pa.int64()).to_pylist())
         numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
-        raise DataError(f"Column '{name}': {error}. Numbers must fit 64 bits.") from error
+        raise DataError(
+            f"Column '{name}': {error}. Numbers must fit 64 bits: give larger ones as floats or strings, "
+            "or leave the column out with data.drop."
+        ) from error
     missing = np.isnan(numbers)
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32).astype(object)
@@ -67,11 +73,17 @@ def row_values(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
 def _feature(name: str, kind: pa.DataType) -> Feature:
     if isinstance(kind, pa.FixedShapeTensorType):
         return Feature(_number_type(name, kind.value_type, tensor=True), tuple(kind.shape))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return Feature(_scalar_type(name, kind.value_type), (None,))
+    return Feature(_scalar_type(name, kind))
+
+
+def _scalar_type(name: str, kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if any(is_text(kind) for is_text in _TEXTS):
-        return Feature("string")
-    return Feature(_number_type(name, kind, tensor=False))
+        return "string"
+    return _number_type(name, kind, tensor=False)
 
 
 def _number_type(name: str, kind: pa.DataType, *, tensor: bool) -> str:
@@ -95,6 +107,13 @@ def _tensor_rows(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]
     if feature.type == "uint8":
         return [row.tobytes() for row in rows]
     return list(rows.astype(np.float32 if feature.type == "float" else np.int64))
+
+
+def _list_rows(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
+    elements = row_values(name, values.flatten(), Feature(feature.type))
+    filled = [MISSING[feature.type] if element is None else element for element in elements]
+    stops = np.cumsum(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)).tolist()
+    return [filled[start:stop] or None for start, stop in zip([0, *stops], stops, strict=False)]
 
 
 def _as_bytes(values: pa.Array) -> pa.Array:

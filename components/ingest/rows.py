@@ -156,6 +156,8 @@ class Rows:
             _check_columns(schema.names, self._config)
         kept = [field for field in schema if field.name not in _left_out(self._config)]
         features = features_of(pa.schema(kept))
+        if features[self._config.label].is_list:
+            raise DataError(f"data.label: '{self._config.label}' is a list; a label is one number or string.")
         if self._features and features != self._features:
             raise DataError(_describe_change(self._features, features, self._num_rows))
         self._features = features

@@ -96,7 +96,7 @@ def read_records(files: list[str], compression: str = "") -> Iterator[bytes]:
 
 def _put(feature: tf.train.Feature, kind: str, value: object) -> None:
     target = {"int": feature.int64_list, "float": feature.float_list}.get(kind, feature.bytes_list).value
-    if isinstance(value, np.ndarray):
-        target.extend(value.tolist())
+    if isinstance(value, np.ndarray | list):
+        target.extend(value.tolist() if isinstance(value, np.ndarray) else value)
     else:
         target.append(value)
