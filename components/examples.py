@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,9 +255,8 @@ def _is_sliceable(feature: Feature) -> bool:
 
 
 def _whole(feature: Feature, rows: int) -> np.ndarray:
-    if feature.is_list:
-        return np.empty((rows, 0), _DTYPES[feature.type])
-    return np.empty((rows, *feature.shape), _DTYPES[feature.type])
+    """Room for all rows; lists begin with no length."""
+    return np.empty((rows, *(size or 0 for size in feature.shape)), _DTYPES[feature.type])
 
 
 def _widened(array: np.ndarray, length: int, feature: Feature) -> np.ndarray:
@@ -274,4 +274,4 @@ def _column(feature: Feature) -> tf.io.FixedLenFeature | tf.io.FixedLenSequenceF
     kind, missing = _TF_DTYPES[feature.type], MISSING[feature.type]
     if feature.is_list:
         return tf.io.FixedLenSequenceFeature((), kind, allow_missing=True, default_value=missing)
-    return tf.io.FixedLenFeature(feature.shape, kind, [missing] * int(np.prod(feature.shape)))
+    return tf.io.FixedLenFeature(feature.shape, kind, [missing] * math.prod(size or 0 for size in feature.shape))

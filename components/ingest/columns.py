@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.errors import DataError
-from components.examples import MISSING, Feature
+from components.examples import MISSING_INT, Feature
 
 _TIMES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 _TEXTS = (
@@ -37,8 +37,21 @@ def features_of(schema: pa.Schema) -> dict[str, Feature]:
     return {field.name: _feature(field.name, field.type) for field in schema}
 
 
-def row_values(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
-    """The values of one column as Python numbers, bytes, lists of these or flat numpy arrays; `None` where missing.
+@dataclass(frozen=True)
+class Values:
+    """What the rows of a column hold, one after the other.
+
+    Attributes:
+        flat: `(elements,)`: int64, float32, uint8, or an Arrow array of bytes for strings.
+        lengths: Elements of each row, `(rows,)`; 0 where the value is missing.
+    """
+
+    flat: np.ndarray | pa.LargeBinaryArray
+    lengths: np.ndarray
+
+
+def flat_values(name: str, values: pa.Array, feature: Feature) -> Values:
+    """The values of one column, as the type of its feature.
 
     NaN, the empty string and the empty list count as missing, because a missing value is read back as them. Within a
     list a missing value keeps its place as the value that it is read back as.
@@ -47,27 +60,13 @@ def row_values(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
         DataError: a value does not fit its type, or a tensor is missing.
     """
     if isinstance(values.type, pa.FixedShapeTensorType):
-        return _tensor_rows(name, values, feature)
+        return _tensors(name, values, feature)
     if feature.is_list:
-        return _list_rows(name, values, feature)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if feature.type == "string":
-        return [value or None for value in _as_bytes(values).to_pylist()]
-    try:
-        if feature.type == "int":
-            return list(values.cast(pa.int64()).to_pylist())
-        numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"Column '{name}': {error}. Numbers must fit 64 bits: give larger ones as floats or strings, "
-            "or leave the column out with data.drop."
-        ) from error
-    missing = np.isnan(numbers)
-    with np.errstate(over="ignore"):
-        narrow = numbers.astype(np.float32).astype(object)
-    narrow[missing] = None
-    return list(narrow)
+        lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+        return Values(_scalars(name, values.flatten(), feature.type)[0], lengths.astype(np.int64))
+    elements, present = _scalars(name, values, feature.type)
+    kept = elements[present] if isinstance(elements, np.ndarray) else elements.filter(pa.array(present))
+    return Values(kept, present.astype(np.int64))
 
 
 def _feature(name: str, kind: pa.DataType) -> Feature:
@@ -99,27 +98,40 @@ def _number_type(name: str, kind: pa.DataType, *, tensor: bool) -> str:
     )
 
 
-def _tensor_rows(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
+def _scalars(name: str, values: pa.Array, kind: str) -> tuple[np.ndarray | pa.LargeBinaryArray, np.ndarray]:
+    """Every value, the missing ones as what they are read back as, and which are there, bool `(values,)`."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if kind == "string":
+        texts = pc.fill_null(_as_bytes(values), b"")
+        return texts, pc.greater(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    try:
+        if kind == "int":
+            numbers = pc.fill_null(values.cast(pa.int64()), MISSING_INT)
+            return numbers.to_numpy(zero_copy_only=False), values.is_valid().to_numpy(zero_copy_only=False)
+        floats = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"Column '{name}': {error}. Numbers must fit 64 bits: give larger ones as floats or strings, "
+            "or leave the column out with data.drop."
+        ) from error
+    with np.errstate(over="ignore"):
+        return floats.astype(np.float32), ~np.isnan(floats)
+
+
+def _tensors(name: str, values: pa.Array, feature: Feature) -> Values:
     if values.null_count:
         row = values.is_null().to_pylist().index(True)
         raise DataError(f"Column '{name}' has no tensor in row {row} of a batch. Leave such rows out.")
-    rows = values.to_numpy_ndarray().reshape(len(values), -1)
-    if feature.type == "uint8":
-        return [row.tobytes() for row in rows]
-    return list(rows.astype(np.float32 if feature.type == "float" else np.int64))
-
-
-def _list_rows(name: str, values: pa.Array, feature: Feature) -> Sequence[Any]:
-    elements = row_values(name, values.flatten(), Feature(feature.type))
-    filled = [MISSING[feature.type] if element is None else element for element in elements]
-    stops = np.cumsum(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)).tolist()
-    return [filled[start:stop] or None for start, stop in zip([0, *stops], stops, strict=False)]
+    kind = {"uint8": np.uint8, "float": np.float32}.get(feature.type, np.int64)
+    flat = values.to_numpy_ndarray().reshape(-1).astype(kind, copy=False)
+    return Values(flat, np.full(len(values), math.prod(values.type.shape)))
 
 
 def _as_bytes(values: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(values.type):
         text = pc.replace_substring(pc.cast(values, pa.string()), " ", "T", max_replacements=1)
-        return text.cast(pa.binary())
+        return text.cast(pa.large_binary())
     if any(is_time(values.type) for is_time in _TIMES) or pa.types.is_null(values.type):
         values = pc.cast(values, pa.string())
-    return values.cast(pa.binary())
+    return values.cast(pa.large_binary())

@@ -18,7 +18,8 @@ from components.errors import ArtifactError, DataError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, Feature, read_info, write_info
 from components.ingest import splits
 from components.ingest.columns import features_of
-from components.ingest.shards import ShardWriter, divide, read_shards, serialize
+from components.ingest.encoding import serialize
+from components.ingest.shards import ShardWriter, divide, read_shards
 
 _TRAIN_SHARES = "train_shares.npy"
 

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import tensorflow as tf
-
-from components.examples import Feature
-from components.ingest.columns import row_values
-
-
-def serialize(batch: pa.RecordBatch, features: Mapping[str, Feature]) -> Iterator[bytes]:
-    """Each row as a serialised `tf.train.Example`; equal rows give equal bytes."""
-    columns = [
-        (name, feature.type, row_values(name, batch.column(name), feature)) for name, feature in features.items()
-    ]
-    for row in range(batch.num_rows):
-        example = tf.train.Example()
-        for name, kind, values in columns:
-            if (value := values[row]) is not None:
-                _put(example.features.feature[name], kind, value)
-        yield example.SerializeToString(deterministic=True)
 
 
 class ShardWriter:
@@ -92,11 +75,3 @@ def read_records(files: list[str], compression: str = "") -> Iterator[bytes]:
     """The records of TFRecord files, in order; fetched by the thousand, which is ten times as fast as one by one."""
     for batch in tf.data.TFRecordDataset(files, compression_type=compression).batch(1024).as_numpy_iterator():
         yield from batch
-
-
-def _put(feature: tf.train.Feature, kind: str, value: object) -> None:
-    target = {"int": feature.int64_list, "float": feature.float_list}.get(kind, feature.bytes_list).value
-    if isinstance(value, np.ndarray | list):
-        target.extend(value.tolist() if isinstance(value, np.ndarray) else value)
-    else:
-        target.append(value)

@@ -20,7 +20,8 @@ from components.examples import (
     read_info,
     write_info,
 )
-from components.ingest.shards import ShardWriter, serialize
+from components.ingest.encoding import serialize
+from components.ingest.shards import ShardWriter
 
 FEATURES = {
     "age": Feature("int"),

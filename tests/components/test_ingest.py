@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import tensorflow as tf
 
 from components import plugins
 from components.artifacts import read_manifest
@@ -19,8 +20,9 @@ from components.config import DataConfig, SplitConfig
 from components.errors import ConfigError, DataError
 from components.examples import MISSING_INT, Feature, read_arrays, read_info
 from components.ingest import ingest, read_source, sources
-from components.ingest.columns import features_of, row_values
+from components.ingest.columns import features_of, flat_values
 from components.ingest.contract import check_source
+from components.ingest.encoding import serialize
 
 TAXI = Path(__file__).parents[2] / "configs" / "data" / "chicago_taxi.csv.gz"
 BY_COLUMN = SplitConfig(method="column", column="part")
@@ -324,7 +326,16 @@ TYPES: dict[str, tuple[pa.Array, list[Any]]] = {
 def test_arrow_types(kind):
     array, expected = TYPES[kind]
     feature = features_of(pa.schema([("x", array.type)]))["x"]
-    assert row_values("x", array, feature) == expected
+    batch = pa.RecordBatch.from_arrays([array], ["x"])
+    examples = [tf.train.Example.FromString(record) for record in serialize(batch, {"x": feature})]
+    assert [_values(example) for example in examples] == [
+        [] if value is None else value if isinstance(value, list) else [value] for value in expected
+    ]
+
+
+def _values(example: tf.train.Example) -> list[Any]:
+    feature = example.features.feature.get("x", tf.train.Feature())
+    return list(getattr(feature, feature.WhichOneof("kind")).value) if feature.WhichOneof("kind") else []
 
 
 @pytest.mark.parametrize(
@@ -346,7 +357,7 @@ def test_numbers_beyond_64_bits_and_missing_images():
     ):
         feature = features_of(pa.schema([("x", array.type)]))["x"]
         with pytest.raises(DataError, match=message):
-            row_values("x", array, feature)
+            flat_values("x", array, feature)
 
 
 def test_the_taxi_trips(tmp_path):
