@@ -3,13 +3,15 @@
     <examples>/features.json                                {"features", "label", "task", "classes", "num_examples"}
     <examples>/<split>/part-00000-of-00003.tfrecord         rows of a split in the order of the source
 
-A missing value is left out of its Example and comes back as `MISSING_INT`, NaN or the empty string.
+A missing value is left out of its Example and comes back as `MISSING_INT`, NaN or the empty string. Lists of varying
+length come back as long as the longest that is read with them, padded by the missing value; an empty list is missing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +26,11 @@ from models.spec import Task
 FEATURES_FILE = "features.json"
 SPLITS = ("train", "validation", "test")
 MISSING_INT = -(2**63)
+MISSING: dict[str, Any] = {"int": MISSING_INT, "float": float("nan"), "string": b""}
 
 _READ_BATCH = 4096
 _DTYPES: dict[str, Any] = {"int": np.int64, "float": np.float32, "string": object, "uint8": np.uint8}
+_TF_DTYPES = {"int": tf.int64, "float": tf.float32, "string": tf.string}
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,16 @@ class Feature:
 
     Attributes:
         type: `int` (64 bits), `float` (32 bits), `string` (bytes) or `uint8` (an image or another tensor of bytes).
-        shape: Of one example; `()` for a scalar.
+        shape: Of one example; `()` for a scalar, `(None,)` for a list of int, float or string whose length varies.
     """
 
     type: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[int | None, ...] = ()
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list whose length varies from row to row."""
+        return self.shape == (None,)
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,9 @@ def count(examples: Path, split: str) -> int:
     return numbers[split]
 
 
-def feature_columns(info: ExamplesInfo, *, with_label: bool = True) -> dict[str, tf.io.FixedLenFeature]:
+def feature_columns(
+    info: ExamplesInfo, *, with_label: bool = True
+) -> dict[str, tf.io.FixedLenFeature | tf.io.FixedLenSequenceFeature]:
     """The spec that `tf.io.parse_example` takes; missing values get their stand-ins there."""
     features = info.features if with_label else info.inputs
     return {name: _column(feature) for name, feature in features.items()}
@@ -134,8 +145,9 @@ def parse(serialized: tf.Tensor, info: ExamplesInfo, *, with_label: bool) -> dic
         with_label: Expect the label, too; without it the Examples may lack it.
 
     Returns:
-        Tensors by name: int64 and float32 `(batch, *shape)`, string `(batch,)`, uint8 `(batch, *shape)`. A missing
-        value is `MISSING_INT`, NaN or the empty string; a missing uint8 tensor is an error of TensorFlow.
+        Tensors by name: int64 and float32 `(batch, *shape)`, string `(batch,)`, uint8 `(batch, *shape)`; of a list
+        `(batch, longest of the batch)`. A missing value, and what pads a list, is `MISSING_INT`, NaN or the empty
+        string; a missing uint8 tensor is an error of TensorFlow.
     """
     parsed: dict[str, tf.Tensor] = tf.io.parse_example(serialized, feature_columns(info, with_label=with_label))
     for name, tensor in parsed.items():
@@ -210,21 +222,25 @@ def read_arrays(examples: Path, split: str) -> dict[str, np.ndarray]:
     """A whole split in memory.
 
     Returns:
-        Features and label by name, `(num_examples, *shape)`: int64, float32, uint8, and strings as objects (`bytes`).
-        Missing values as `parse` says.
+        Features and label by name, `(num_examples, *shape)`: int64, float32, uint8, and strings as objects (`bytes`);
+        lists `(num_examples, longest of the split)`. Missing values as `parse` says.
 
     Raises:
         DataError: there is no such split, a file is damaged, or examples are missing.
     """
     info = read_info(examples)
     total = count(examples, split)
-    arrays = {name: np.empty((total, *feature.shape), _DTYPES[feature.type]) for name, feature in info.features.items()}
+    arrays = {name: _whole(feature, total) for name, feature in info.features.items()}
     start = 0
     for batch in read_batches(examples, split):
         size = len(batch[info.label])
         if start + size <= total:
             for name, values in batch.items():
-                arrays[name][start : start + size] = values
+                if info.features[name].is_list:
+                    arrays[name] = _widened(arrays[name], values.shape[1], info.features[name])
+                    arrays[name][start : start + size, : values.shape[1]] = values
+                else:
+                    arrays[name][start : start + size] = values
         start += size
     if start != total:
         raise DataError(
@@ -238,12 +254,24 @@ def _is_sliceable(feature: Feature) -> bool:
     return feature.type in ("int", "string") and not feature.shape
 
 
-def _column(feature: Feature) -> tf.io.FixedLenFeature:
-    size = int(np.prod(feature.shape))
-    if feature.type == "int":
-        return tf.io.FixedLenFeature(feature.shape, tf.int64, [MISSING_INT] * size)
-    if feature.type == "float":
-        return tf.io.FixedLenFeature(feature.shape, tf.float32, [float("nan")] * size)
-    if feature.type == "string":
-        return tf.io.FixedLenFeature(feature.shape, tf.string, [b""] * size)
-    return tf.io.FixedLenFeature((), tf.string)
+def _whole(feature: Feature, rows: int) -> np.ndarray:
+    """Room for all rows; lists begin with no length."""
+    return np.empty((rows, *(size or 0 for size in feature.shape)), _DTYPES[feature.type])
+
+
+def _widened(array: np.ndarray, length: int, feature: Feature) -> np.ndarray:
+    """Lists `(rows, shorter)`, padded to hold `length`; the same array if it does already."""
+    if length <= array.shape[1]:
+        return array
+    wider = np.full((len(array), length), MISSING[feature.type], array.dtype)
+    wider[:, : array.shape[1]] = array
+    return wider
+
+
+def _column(feature: Feature) -> tf.io.FixedLenFeature | tf.io.FixedLenSequenceFeature:
+    if feature.type == "uint8":
+        return tf.io.FixedLenFeature((), tf.string)
+    kind, missing = _TF_DTYPES[feature.type], MISSING[feature.type]
+    if feature.is_list:
+        return tf.io.FixedLenSequenceFeature((), kind, allow_missing=True, default_value=missing)
+    return tf.io.FixedLenFeature(feature.shape, kind, [missing] * math.prod(size or 0 for size in feature.shape))

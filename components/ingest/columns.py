@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.errors import DataError
-from components.examples import Feature
+from components.examples import MISSING_INT, Feature
 
 _TIMES = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 _TEXTS = (
@@ -26,55 +29,60 @@ def features_of(schema: pa.Schema) -> dict[str, Feature]:
     """The feature that each column becomes.
 
     Whole numbers and booleans become int, other numbers float, text, bytes, dates and times (ISO 8601) string;
-    fixed-shape tensors keep their shape.
+    fixed-shape tensors keep their shape. A list of any of the first three has the shape `(None,)`.
 
     Raises:
-        DataError: a column is nested or of a type that no feature can hold.
+        DataError: a column is nested deeper or of a type that no feature can hold.
     """
     return {field.name: _feature(field.name, field.type) for field in schema}
 
 
-def payloads(name: str, values: pa.Array, feature: Feature) -> pa.Array:
-    """What the list of a `tf.train.Feature` holds of each row of one column, in protobuf's wire format.
+@dataclass(frozen=True)
+class Values:
+    """What the rows of a column hold, one after the other.
 
-    Args:
-        name: Of the column, for messages.
-        values: `(rows,)`.
-        feature: What the column becomes.
+    Attributes:
+        flat: `(elements,)`: int64, float32, uint8, or an Arrow array of bytes for strings.
+        lengths: Elements of each row, `(rows,)`; 0 where the value is missing.
+    """
 
-    Returns:
-        `(rows,)` of bytes, null where the value is missing: int64 as varints, float32 in little endian, both packed; strings
-        and uint8 tensors as they are. NaN and the empty string count as missing, because a missing value is read back as
-        them. Source of the format: https://protobuf.dev/programming-guides/encoding.
+    flat: np.ndarray | pa.LargeBinaryArray
+    lengths: np.ndarray
+
+
+def flat_values(name: str, values: pa.Array, feature: Feature) -> Values:
+    """The values of one column, as the type of its feature.
+
+    NaN, the empty string and the empty list count as missing, because a missing value is read back as them. Within a
+    list a missing value keeps its place as the value that it is read back as.
 
     Raises:
         DataError: a value does not fit its type, or a tensor is missing.
     """
     if isinstance(values.type, pa.FixedShapeTensorType):
-        return _tensor_payloads(name, values, feature)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if feature.type == "string":
-        found = _as_bytes(values)
-        return pc.if_else(pc.greater(pc.binary_length(found), 0), found, None)
-    try:
-        if feature.type == "int":
-            whole = values.cast(pa.int64())
-            return _with_missing(*_varints(whole.fill_null(0).to_numpy()[:, None]), pc.is_valid(whole))
-        numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"Column '{name}': {error}. Numbers must fit 64 bits.") from error
-    return _with_missing(*_floats(numbers[:, None]), pa.array(~np.isnan(numbers)))
+        return _tensors(name, values, feature)
+    if feature.is_list:
+        lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+        return Values(_scalars(name, values.flatten(), feature.type)[0], lengths.astype(np.int64))
+    elements, present = _scalars(name, values, feature.type)
+    kept = elements[present] if isinstance(elements, np.ndarray) else elements.filter(pa.array(present))
+    return Values(kept, present.astype(np.int64))
 
 
 def _feature(name: str, kind: pa.DataType) -> Feature:
     if isinstance(kind, pa.FixedShapeTensorType):
         return Feature(_number_type(name, kind.value_type, tensor=True), tuple(kind.shape))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return Feature(_scalar_type(name, kind.value_type), (None,))
+    return Feature(_scalar_type(name, kind))
+
+
+def _scalar_type(name: str, kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if any(is_text(kind) for is_text in _TEXTS):
-        return Feature("string")
-    return Feature(_number_type(name, kind, tensor=False))
+        return "string"
+    return _number_type(name, kind, tensor=False)
 
 
 def _number_type(name: str, kind: pa.DataType, *, tensor: bool) -> str:
@@ -90,47 +98,34 @@ def _number_type(name: str, kind: pa.DataType, *, tensor: bool) -> str:
     )
 
 
-def _tensor_payloads(name: str, values: pa.Array, feature: Feature) -> pa.Array:
+def _scalars(name: str, values: pa.Array, kind: str) -> tuple[np.ndarray | pa.LargeBinaryArray, np.ndarray]:
+    """Every value, the missing ones as what they are read back as, and which are there, bool `(values,)`."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if kind == "string":
+        texts = pc.fill_null(_as_bytes(values), b"")
+        return texts, pc.greater(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    try:
+        if kind == "int":
+            numbers = pc.fill_null(values.cast(pa.int64()), MISSING_INT)
+            return numbers.to_numpy(zero_copy_only=False), values.is_valid().to_numpy(zero_copy_only=False)
+        floats = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"Column '{name}': {error}. Numbers must fit 64 bits: give larger ones as floats or strings, "
+            "or leave the column out with data.drop."
+        ) from error
+    with np.errstate(over="ignore"):
+        return floats.astype(np.float32), ~np.isnan(floats)
+
+
+def _tensors(name: str, values: pa.Array, feature: Feature) -> Values:
     if values.null_count:
         row = values.is_null().to_pylist().index(True)
         raise DataError(f"Column '{name}' has no tensor in row {row} of a batch. Leave such rows out.")
-    rows = values.to_numpy_ndarray().reshape(len(values), -1)
-    if feature.type == "uint8":
-        return _binary(np.ascontiguousarray(rows).ravel(), np.full(len(rows), rows.shape[1]))
-    return _binary(*(_varints(rows.astype(np.int64)) if feature.type == "int" else _floats(rows)))
-
-
-def _floats(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`(rows, values)` as float32: all bytes, and how many each row has."""
-    with np.errstate(over="ignore"):
-        narrow = np.ascontiguousarray(rows.astype("<f4"))
-    return narrow.view(np.uint8).ravel(), np.full(len(rows), 4 * rows.shape[1])
-
-
-def _varints(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`(rows, values)` of int64 as varints, seven bits a byte, the lowest first: all bytes, and how many each row has."""
-    values = np.ascontiguousarray(rows).view(np.uint64).ravel()
-    sizes = 1 + sum((values >= np.uint64(1) << np.uint64(7 * place)).astype(np.int64) for place in range(1, 10))
-    starts = np.cumsum(sizes) - sizes
-    out = np.empty(int(sizes.sum()), np.uint8)
-    for place in range(int(sizes.max(initial=0))):
-        here = sizes > place
-        bits = (values[here] >> np.uint64(7 * place)).astype(np.uint8) & 0x7F
-        out[starts[here] + place] = bits | (sizes[here] > place + 1).astype(np.uint8) << 7
-    return out, sizes.reshape(rows.shape).sum(axis=1)
-
-
-def _with_missing(content: np.ndarray, sizes: np.ndarray, is_present: pa.Array) -> pa.Array:
-    found = _binary(content, sizes)
-    return pc.if_else(is_present, found, None)
-
-
-def _binary(content: np.ndarray, sizes: np.ndarray) -> pa.Array:
-    """Bytes of all rows and how many each has, as an array of bytes."""
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(content)]
-    )
+    kind = {"uint8": np.uint8, "float": np.float32}.get(feature.type, np.int64)
+    flat = values.to_numpy_ndarray().reshape(-1).astype(kind, copy=False)
+    return Values(flat, np.full(len(values), math.prod(values.type.shape)))
 
 
 def _as_bytes(values: pa.Array) -> pa.Array:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from components.errors import DataError
-from components.ingest.columns import features_of, payloads
+from components.ingest.columns import features_of, flat_values
 from components.ingest.sources import record_batches
 
 MAX_BATCHES = 3
@@ -42,7 +42,7 @@ def check_source(source: Callable[..., Any], *, path: str | None = None, **args:
             f"the schema changes from {first[0].schema} to {batch.schema}; every batch must have the same"
         )
         for name, feature in features_of(batch.schema).items():
-            assert len(payloads(name, batch.column(name), feature)) == batch.num_rows
+            assert len(flat_values(name, batch.column(name), feature).lengths) == batch.num_rows
     assert len(first) == len(second), "read a second time, the source yielded another number of batches"
     for one, other in zip(first, second, strict=True):
         assert one.equals(other), "read a second time, the source yielded other rows; same arguments, same rows"

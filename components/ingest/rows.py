@@ -18,7 +18,8 @@ from components.errors import ArtifactError, DataError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, Feature, read_info, write_info
 from components.ingest import splits
 from components.ingest.columns import features_of
-from components.ingest.shards import ShardWriter, divide, read_shards, serialize
+from components.ingest.encoding import serialize
+from components.ingest.shards import ShardWriter, divide, read_shards
 
 _TRAIN_SHARES = "train_shares.npy"
 
@@ -159,6 +160,8 @@ class Rows:
             _check_columns(schema.names, self._config)
         kept = [field for field in schema if field.name not in _left_out(self._config)]
         features = features_of(pa.schema(kept))
+        if features[self._config.label].is_list:
+            raise DataError(f"data.label: '{self._config.label}' is a list; a label is one number or string.")
         if self._features and features != self._features:
             raise DataError(_describe_change(self._features, features, self._num_rows))
         self._features = features

@@ -256,7 +256,7 @@ def _accumulator(
 ) -> Any:
     is_list = feature.shape == (None,)
     if feature.type == "uint8":
-        return Images(feature.shape)
+        return Images(tuple(size or 0 for size in feature.shape))  # an image is no list
     if feature.type == "string":
         return (Texts if is_text else Strings)(max_top_values, is_list=is_list)
     return Numbers(feature.type, max_top_values, num_quantiles, max_exact_values, is_list=is_list)

@@ -20,7 +20,8 @@ from components.examples import (
     read_info,
     write_info,
 )
-from components.ingest.shards import ShardWriter, serialize
+from components.ingest.encoding import serialize
+from components.ingest.shards import ShardWriter
 
 FEATURES = {
     "age": Feature("int"),
@@ -73,6 +74,30 @@ def test_what_is_written_is_read(examples):
         "vector": np.float32,
         "label": np.int64,
     }
+
+
+LISTS = {
+    "int": (pa.array([[1, None, 3], None, [4]]), [[1, MISSING_INT, 3], [MISSING_INT] * 3, [4, *[MISSING_INT] * 2]]),
+    "float": (pa.array([[0.5, None], [], [float("nan")]]), [[0.5, np.nan], [np.nan] * 2, [np.nan] * 2]),
+    "string": (pa.array([["é", None, ""], None, ["x"]]), [["é".encode(), b"", b""], [b""] * 3, [b"x", b"", b""]]),
+    "empty": (pa.array([[], None, []], pa.list_(pa.int64())), [[], [], []]),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_are_padded_to_the_longest(tmp_path, kind):
+    array, expected = LISTS[kind]
+    features = {"list": Feature("int" if kind == "empty" else kind, (None,)), "label": Feature("int")}
+    batch = pa.RecordBatch.from_pydict({"list": array, "label": [0, 1, 2]})
+    writer = ShardWriter(tmp_path / "train", examples_per_shard=2)
+    for record in serialize(batch, features):
+        writer.write(record)
+    writer.close()
+    write_info(tmp_path, ExamplesInfo(features, "label", "multiclass", None, {"train": 3}))
+    read = read_arrays(tmp_path, "train")["list"]
+    np.testing.assert_array_equal(read, np.array(expected, read.dtype))
+    widths = [batch["list"].shape[1] for batch in read_batches(tmp_path, "train", batch_size=1)]
+    assert widths == [0 if element is None else len(element) for element in array.to_pylist()]
 
 
 def test_files_are_named_and_counted(examples):

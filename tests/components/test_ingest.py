@@ -18,11 +18,11 @@ from components import plugins
 from components.artifacts import read_manifest
 from components.config import DataConfig, SplitConfig
 from components.errors import ConfigError, DataError
-from components.examples import read_arrays, read_info
+from components.examples import MISSING_INT, Feature, read_arrays, read_info
 from components.ingest import ingest, read_source, sources
-from components.ingest.columns import features_of, payloads
+from components.ingest.columns import features_of, flat_values
 from components.ingest.contract import check_source
-from components.ingest.shards import serialize
+from components.ingest.encoding import serialize
 
 TAXI = Path(__file__).parents[2] / "configs" / "data" / "chicago_taxi.csv.gz"
 BY_COLUMN = SplitConfig(method="column", column="part")
@@ -80,7 +80,7 @@ def test_nested_columns_are_refused_and_can_be_dropped(tmp_path):
     table = {
         "id": numbers,
         "struct": [{"a": number} for number in numbers],
-        "list": [[number, None] for number in numbers],
+        "list": [[[number], None] for number in numbers],
         "label": ["yes" if number % 3 else "no" for number in numbers],
     }
     pa.parquet.write_table(pa.table(table), file)
@@ -88,6 +88,22 @@ def test_nested_columns_are_refused_and_can_be_dropped(tmp_path):
         ingest(examples=tmp_path / "e", config=_config(file, source="parquet", drop=["list"]))
     ingest(examples=tmp_path / "e", config=_config(file, source="parquet", drop=["struct", "list"]))
     assert sorted(id for ids in _ids(tmp_path / "e").values() for id in ids) == numbers
+
+
+def test_lists_of_varying_length_are_read_padded(tmp_path):
+    numbers = list(range(200))
+    lists = [None if number % 5 == 0 else list(range(number % 5)) for number in numbers]
+    table = {"id": numbers, "ids": lists, "label": [number % 2 for number in numbers]}
+    pa.parquet.write_table(pa.table(table), tmp_path / "data.parquet")
+    config = _config(tmp_path / "data.parquet", source="parquet")
+    ingest(examples=tmp_path / "e", config=config)
+    assert read_info(tmp_path / "e").features["ids"] == Feature("int", (None,))
+    arrays = read_arrays(tmp_path / "e", "train")
+    assert arrays["ids"].shape == (len(arrays["id"]), 4)
+    for number, row in zip(arrays["id"], arrays["ids"].tolist(), strict=True):
+        assert row == [*range(number % 5), *[MISSING_INT] * (4 - number % 5)]
+    with pytest.raises(DataError, match=r"data\.label: 'ids' is a list; a label is one number or string"):
+        ingest(examples=tmp_path / "f", config=config.model_copy(update={"label": "ids"}))
 
 
 def test_limit_is_the_first_rows_of_each_split(tmp_path):
@@ -291,20 +307,40 @@ TYPES: dict[str, tuple[pa.Array, list[Any]]] = {
     "dictionary": (pa.array(["a", None, "b"]).dictionary_encode(), [b"a", None, b"b"]),
     "null": (pa.nulls(3), [None] * 3),
     "bytes": (pa.array([b"\xff", b"", None]), [b"\xff", None, None]),
+    "list": (pa.array([[1, None], None, [], [2]]), [[1, MISSING_INT], None, None, [2]]),
+    "list of uint8": (pa.array([[1, 255]], pa.list_(pa.uint8())), [[1, 255]]),
+    "list of booleans": (pa.array([[True, None, False]]), [[1, MISSING_INT, 0]]),
+    "list of decimals": (pa.array([[Decimal("1.50")], None]), [[1.5], None]),
+    "list of dates": (pa.array([[datetime.date(2020, 1, 2), None]]), [[b"2020-01-02", b""]]),
+    "large list of a dictionary": (
+        pa.array([["a", "b"], ["a"]], pa.large_list(pa.string())).cast(
+            pa.large_list(pa.dictionary(pa.int32(), pa.string()))
+        ),
+        [[b"a", b"b"], [b"a"]],
+    ),
+    "part of a list": (pa.array([[1], [2, 3], None, [4]])[1:3], [[2, 3], None]),
 }
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_arrow_types(kind):
     array, expected = TYPES[kind]
-    batch = pa.RecordBatch.from_pydict({"x": array})
-    examples = [tf.train.Example.FromString(record) for record in serialize(batch, features_of(batch.schema))]
-    found = [dict(example.features.feature).get("x") for example in examples]
-    values = [feature and getattr(feature, feature.WhichOneof("kind")).value for feature in found]
-    assert values == [None if value is None else [value] for value in expected]
+    feature = features_of(pa.schema([("x", array.type)]))["x"]
+    batch = pa.RecordBatch.from_arrays([array], ["x"])
+    examples = [tf.train.Example.FromString(record) for record in serialize(batch, {"x": feature})]
+    assert [_values(example) for example in examples] == [
+        [] if value is None else value if isinstance(value, list) else [value] for value in expected
+    ]
 
 
-@pytest.mark.parametrize("array", [pa.array([[1, 2]]), pa.array([{"a": 1}]), pa.array([datetime.timedelta(1)])])
+def _values(example: tf.train.Example) -> list[Any]:
+    feature = example.features.feature.get("x", tf.train.Feature())
+    return list(getattr(feature, feature.WhichOneof("kind")).value) if feature.WhichOneof("kind") else []
+
+
+@pytest.mark.parametrize(
+    "array", [pa.array([[[1, 2]]]), pa.array([[{"a": 1}]]), pa.array([{"a": 1}]), pa.array([datetime.timedelta(1)])]
+)
 def test_types_that_no_feature_can_hold(array):
     with pytest.raises(DataError, match=r"Column 'x' has type .*, which no feature can hold"):
         features_of(pa.schema([("x", array.type)]))
@@ -312,7 +348,8 @@ def test_types_that_no_feature_can_hold(array):
 
 def test_numbers_beyond_64_bits_and_missing_images():
     for array, message in (
-        (pa.array([2**64 - 1], pa.uint64()), "Numbers must fit 64 bits"),
+        (pa.array([2**64 - 1], pa.uint64()), "Column 'x': .* Numbers must fit 64 bits: give larger ones as floats"),
+        (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), "Column 'x': .* Numbers must fit 64 bits"),
         (
             pa.array([[1, 2], None], pa.list_(pa.uint8(), 2)).cast(pa.fixed_shape_tensor(pa.uint8(), (2,))),
             "no tensor in row 1",
@@ -320,7 +357,7 @@ def test_numbers_beyond_64_bits_and_missing_images():
     ):
         feature = features_of(pa.schema([("x", array.type)]))["x"]
         with pytest.raises(DataError, match=message):
-            payloads("x", array, feature)
+            flat_values("x", array, feature)
 
 
 def test_the_taxi_trips(tmp_path):
