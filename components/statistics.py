@@ -58,6 +58,11 @@ class FeatureStatistics:
         num_tokens: text: words in all.
         channel_mean: uint8: mean of each channel (last axis), in 0..255.
         channel_std: uint8: population standard deviation of each channel.
+        min_num_values: lists: fewest values of a row that has some.
+        max_num_values: lists: most values of a row.
+        mean_num_values: lists: mean number of values of the rows that have some.
+        min_length_bytes: string: shortest length.
+        max_length_bytes: string: longest length.
     """
 
     type: str
@@ -81,6 +86,11 @@ class FeatureStatistics:
     num_tokens: int | None = None
     channel_mean: tuple[float, ...] = ()
     channel_std: tuple[float, ...] = ()
+    min_num_values: int | None = None
+    max_num_values: int | None = None
+    mean_num_values: float | None = None
+    min_length_bytes: int | None = None
+    max_length_bytes: int | None = None
 
     @property
     def present(self) -> int:
