@@ -91,7 +91,7 @@ def edited(
 
     Args:
         text: YAML of a valid schema.
-        features: Feature -> key -> new value; `None` takes the key out.
+        features: Feature -> key -> new value; `None` takes the key out, of `domain` it is what comes to it.
         dataset: The same for the keys of `dataset`.
         added: Features that are new, put at the end.
     """
@@ -123,7 +123,7 @@ def _change(node: Any, changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         if value is None:
             node.pop(key, None)
-        elif isinstance(value, list) and isinstance(node.get(key), list):
+        elif key == "domain" and key in node:
             node[key].extend(item for item in value if item not in node[key])
         else:
             node[key] = value
