@@ -127,7 +127,8 @@ def test_update_keeps_comments_and_order_and_lets_the_data_pass(run: Path, schem
     code, output = _run("update", schema, run)
     assert code == 0
     assert "word: domain ['b'] [ENUM_TYPE_UNEXPECTED_STRING_VALUES, train split]" in output
-    assert schema.read_text() == SCHEMA.replace("domain: [a]", "domain: [a, b]").replace("max: 3", "max: 5")
+    expected = SCHEMA.replace("domain: [a]}  #", "domain: [a, b]} #").replace("max: 3", "max: 5")
+    assert schema.read_text() == expected
     assert _run("diff", schema, run) == (0, "")
     assert _run("update", schema, run) == (0, "Nothing to change.\n")
 
