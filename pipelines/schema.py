@@ -14,6 +14,7 @@ from pipelines.exits import reported
 
 if TYPE_CHECKING:
     from components.schema import Schema
+    from components.schema.spec import Environment
     from components.statistics import Statistics
 
 DIFFERENT = 1
@@ -70,7 +71,7 @@ def infer(source: str, overrides: tuple[str, ...], output: Path | None, debug: b
 @click.argument("b")
 @_environment
 @_debug
-def diff(a: str, b: str, environment: str, debug: bool) -> None:
+def diff(a: str, b: str, environment: Environment, debug: bool) -> None:
     """Say in what the schemas A and B differ by meaning, or what data departs from schema A in.
 
     A is a schema. B is a schema, or the folder of a run or of its statistics: then the anomalies are printed.
@@ -102,7 +103,7 @@ def update(
     statistics: str,
     kinds: tuple[str, ...],
     features: tuple[str, ...],
-    environment: str,
+    environment: Environment,
     dry_run: bool,
     debug: bool,
 ) -> None:
@@ -138,7 +139,7 @@ def update(
             splits,
             environment=environment,
             kinds=kinds,
-            features=features,  # type: ignore[arg-type]
+            features=features,
         )
         for line in told or ("Nothing to change.",):
             click.echo(line)
@@ -146,7 +147,7 @@ def update(
             write_text(schema, text)
 
 
-def _differences(a: str, b: str, environment: str) -> Iterable[str]:
+def _differences(a: str, b: str, environment: Environment) -> Iterable[str]:
     from components.schema import load_schema
     from components.schema.diff import differences
 
@@ -159,7 +160,7 @@ def _differences(a: str, b: str, environment: str) -> Iterable[str]:
     return [
         f"{anomaly.split} split, '{anomaly.feature}': {anomaly.message} [{anomaly.kind}]"
         for split, statistics in splits.items()
-        for anomaly in compare(statistics, schema, split=split, supplied=True, environment=environment)  # type: ignore[arg-type]
+        for anomaly in compare(statistics, schema, split=split, supplied=True, environment=environment)
     ]
 
 

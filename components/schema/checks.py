@@ -205,8 +205,8 @@ def _bool_domain(expected: FeatureSchema, seen: FeatureStatistics) -> Iterator[D
         for kind, value in (("BOOL_TYPE_SMALL_INT", min(seen.min, 0)), ("BOOL_TYPE_BIG_INT", max(seen.max, 1))):
             if value not in (0, 1):
                 yield Departure(kind, f"{value:g} is neither 0 nor 1. {_CORRECT} take bool_domain out.", fix)
-    elif others := [value for value in (seen.min, *seen.quantiles, seen.max) if value not in (0, 1)]:
-        message = f"{others[0]:g} is neither 0 nor 1. {_CORRECT} take bool_domain out."
+    elif odd := [value for value in (seen.min, *seen.quantiles, seen.max) if value not in (0, 1)]:
+        message = f"{odd[0]:g} is neither 0 nor 1. {_CORRECT} take bool_domain out."
         yield Departure("BOOL_TYPE_UNEXPECTED_FLOAT", message, fix)
 
 

@@ -22,9 +22,9 @@ def thresholds_of(
 ) -> dict[str, float]:
     """Measure -> threshold for one feature: its own, else the default of the measure that suits it, else 0.2."""
     if own is not None and own.thresholds:
-        return dict(own.thresholds)
+        return own.thresholds
     suited = distance(*pair)
-    return {} if suited is None else {suited[0]: dict(defaults.thresholds).get(suited[0], MAX_DISTANCE)}
+    return {} if suited is None else {suited[0]: defaults.thresholds.get(suited[0], MAX_DISTANCE)}
 
 
 def drift(now: Statistics, last: Statistics, schema: Schema, *, split: str, supplied: bool) -> Iterator[Anomaly]:

@@ -30,4 +30,4 @@ def infer_feature(seen: FeatureStatistics) -> FeatureSchema:
     all_kept = seen.num_unique == len(seen.top_values) and not seen.num_invalid_utf8
     if seen.type == "string" and all_kept and 0 < len(seen.top_values) <= LOW_CARDINALITY:
         fields["domain"] = sorted(str(value) for value, _ in seen.top_values)
-    return FeatureSchema(type=seen.type, shape=seen.shape, **fields)  # type: ignore[arg-type]
+    return FeatureSchema(type=seen.type, shape=seen.shape, **fields)

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from components.config import Fraction, Section
 
 Environment = Literal["training", "serving"]
-Measure = Literal["l_infinity", "jensen_shannon", "normalized_difference"]
 NonNegative = Annotated[int, Field(ge=0)]
 # As in TFDV: features in these stages of their life are not checked.
 _UNCHECKED = ("planned", "alpha", "debug", "deprecated")
@@ -26,9 +25,9 @@ class Comparator(Section):
     )
 
     @property
-    def thresholds(self) -> dict[Measure, float]:
+    def thresholds(self) -> dict[str, float]:
         """Measure -> threshold, of those given."""
-        measures: tuple[Measure, ...] = ("l_infinity", "jensen_shannon", "normalized_difference")
+        measures = ("l_infinity", "jensen_shannon", "normalized_difference")
         return {name: value for name in measures if (value := getattr(self, name)) is not None}
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from components.anomalies import Anomaly, raise_errors
 from components.errors import ConfigError, DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
-from components.anomalies import Anomaly, raise_errors
 from components.schema import load_schema, write_schema
 from components.schema.checks import compare
 from components.schema.infer import infer_schema
