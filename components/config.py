@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from components.anomalies import FATAL, KINDS
 from components.augment_config import Augment
 from components.section import Count as Count
 from components.section import Fraction as Fraction
@@ -122,6 +123,14 @@ class ValidateConfig(Section):
     schema_path: str | None = Field(
         None, description="Your schema (YAML). Without it one is inferred from the train split."
     )
+    drift_from: str | None = Field(
+        None,
+        description="Statistics of the last span, which this data is compared with: a run's folder, its folder "
+        "statistics or a statistics.json; latest: of the newest other run beside this one.",
+    )
+    severities: dict[Literal[KINDS], Literal["error", "warning", "ignore"]] = Field(  # type: ignore[valid-type]
+        {}, description="Kind of anomaly -> error (stops the run), warning (is told) or ignore."
+    )
     text_features: list[str] = inherited([])
     needs: TransformNeeds = inherited(NOTHING_MORE)
     slice_features: list[str] = inherited([])
@@ -133,6 +142,13 @@ class ValidateConfig(Section):
         1000, description="Resolution of the quantiles kept for each numeric feature."
     )
     max_top_values: Count = Field(100_000, description="Distinct values (or words) kept for each string feature.")
+
+    @model_validator(mode="after")
+    def _what_cannot_be_trained_on_stays_an_error(self) -> ValidateConfig:
+        for kind, severity in self.severities.items():
+            if kind in FATAL and severity != "error":
+                raise ValueError(f"severities.{kind}: nothing can be trained on such data, received {severity!r}")
+        return self
 
 
 class ModelConfig(Section):

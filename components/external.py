@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from components import object_store
 from components.config import DataConfig
-from components.errors import DataError
+from components.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from serving.traffic import Traffic
@@ -32,7 +32,9 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
     if step in ("encode", "ingest"):
         return {"data": _data_digest(settings)}
     if step == "validate":
-        return {"schema": digest_data(settings.schema_path, "validate.schema_path")}
+        last = last_statistics(settings.drift_from, inputs["examples"].parent if inputs else None)
+        found = {"schema": digest_data(settings.schema_path, "validate.schema_path")}
+        return found if last is None else {**found, "last_span": digest_data(str(last), "validate.drift_from")}
     if step == "transform":
         return {
             f"vocabulary of {name}": digest_data(path, f"transform.features.{name}.vocabulary_path")
@@ -49,6 +51,40 @@ def state(step: str, config: BaseModel, inputs: Mapping[str, Path]) -> dict[str,
             "labels": digest_data(settings.labels, "monitor.labels"),
         }
     return {}
+
+
+def last_statistics(drift_from: str | None, run_dir: Path | None) -> Path | None:
+    """The statistics.json of the last span that `validate.drift_from` names.
+
+    Args:
+        drift_from: The setting.
+        run_dir: The folder of this run, beside which `latest` looks for others; None: there is no such folder.
+
+    Returns:
+        The file; `None` if there is no such setting, or no other run yet.
+
+    Raises:
+        ConfigError: the path leads to none, or there is no folder to look in.
+    """
+    if drift_from is None:
+        return None
+    if drift_from == "latest":
+        if run_dir is None:
+            raise ConfigError("validate.drift_from: latest is for runs on one machine. Name the file, on a volume.")
+        others = run_dir.absolute().parent.glob("*/statistics/statistics.json")
+        whole = [file for file in others if (file.parent / "manifest.json").is_file()]
+        older = [file for file in whole if file.parents[1] != run_dir.absolute()]
+        return max(older, key=lambda file: (file.stat().st_mtime_ns, str(file)), default=None)
+    for file in (
+        Path(drift_from, "statistics", "statistics.json"),
+        Path(drift_from, "statistics.json"),
+        Path(drift_from),
+    ):
+        if file.is_file():
+            return file
+    raise ConfigError(
+        f"validate.drift_from: {drift_from} has no statistics.json. Give the folder of a run that validated its data."
+    )
 
 
 def why_unknown(step: str, config: BaseModel) -> str | None:

@@ -23,7 +23,7 @@ _VERSION_FACET = (
     "https://openlineage.io/spec/facets/1-0-1/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet"
 )
 # The setting that says where a step's outside state is; those of the same name are not listed.
-_SETTING_OF = {"data": "path", "schema": "schema_path", "champion": "champion_path"}
+_SETTING_OF = {"data": "path", "schema": "schema_path", "last_span": "drift_from", "champion": "champion_path"}
 
 
 def events(pipeline: str, origins: Mapping[str, Mapping[str, Any]], *, time: str) -> list[Event]:

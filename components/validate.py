@@ -8,21 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from components import artifacts
+from components import anomalies, artifacts, external
+from components.anomalies import Anomaly
 from components.config import ValidateConfig
 from components.distances import distance
 from components.errors import ConfigError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, check_slices, read_batches, read_info
-from components.schema import (
-    SCHEMA_FILE,
-    Anomaly,
-    Schema,
-    compare,
-    infer_schema,
-    load_schema,
-    raise_errors,
-    write_schema,
-)
+from components.schema import SCHEMA_FILE, Schema, load_schema, write_schema
+from components.schema.checks import compare
+from components.schema.drift import MAX_DISTANCE, drift, exceeded
+from components.schema.infer import infer_schema
 from components.statistics import (
     SLICES_FILE,
     STATISTICS_FILE,
@@ -30,16 +25,10 @@ from components.statistics import (
     Statistics,
     StatisticsBuilder,
     class_values,
+    load_statistics,
     to_json,
 )
 from components.statistics.page import html
-
-# Train and test that differ by more than this are told: as much as `monitor` calls skew by default.
-_MAX_DRIFT = 0.2
-_DRIFT_KINDS = {
-    "l_infinity": "COMPARATOR_L_INFTY_HIGH",
-    "jensen_shannon": "COMPARATOR_JENSEN_SHANNON_DIVERGENCE_HIGH",
-}
 
 
 @dataclass(frozen=True)
@@ -51,12 +40,14 @@ class ValidateResult:
         label: The column to predict.
         num_classes: Classes of the label; `None` for regression.
         warnings: One line each.
+        anomalies: The same with kind, feature, split, severity and message of each.
     """
 
     num_examples: dict[str, int]
     label: str
     num_classes: int | None
     warnings: list[str]
+    anomalies: list[dict[str, str]]
 
 
 def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> ValidateResult:
@@ -65,7 +56,7 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
     Args:
         examples: Artifact of `ingest`.
         statistics: Where the artifact will stand: statistics.json, statistics.html, slices.json (where there are
-            slices), schema.yaml, anomalies.json.
+            slices), schema.yaml, and the anomalies as JSON, HTML and Markdown.
         config: The schema, and how much is kept.
 
     Returns:
@@ -84,24 +75,30 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
     check_slices(info, config.slice_features)
     _check_weight_feature(info, config.weight_feature)
     supplied = None if config.schema_path is None else load_schema(Path(config.schema_path))
+    last = external.last_statistics(config.drift_from, examples.parent)
     with artifacts.writing(statistics, step="validate", inputs={"examples": examples}, config=config) as out:
         builders = build_statistics(examples, info, config)
         computed = {split: builder.finish() for split, builder in builders.items()}
-        schema = supplied or infer_schema(info, computed["train"])
-        anomalies = list(_anomalies(info, computed, schema, supplied is not None, config))
-        raise_errors(anomalies)
+        schema = supplied or infer_schema(computed["train"], info.label)
+        before = {} if last is None else load_statistics(last.parent)
+        seen = _anomalies(info, computed, before, schema, supplied is not None, config)
+        found = list(anomalies.with_severities(seen, config.severities))
+        anomalies.raise_errors(found)
         (out.path / STATISTICS_FILE).write_text(to_json(computed))
         (out.path / "statistics.html").write_text(html(computed))
         if config.slice_features:
             (out.path / SLICES_FILE).write_text(to_json(_slices(builders)))
         write_schema(out.path / SCHEMA_FILE, schema)
-        found = [dataclasses.asdict(anomaly) for anomaly in anomalies]
-        (out.path / "anomalies.json").write_text(json.dumps(found, indent=1) + "\n")
+        listed = [dataclasses.asdict(anomaly) for anomaly in found]
+        (out.path / "anomalies.json").write_text(json.dumps(listed, indent=1) + "\n")
+        (out.path / "anomalies.html").write_text(anomalies.page(found), encoding="utf-8")
+        (out.path / "anomalies.md").write_text(anomalies.markdown(found), encoding="utf-8")
         out.result = ValidateResult(
             num_examples=info.num_examples,
             label=info.label,
             num_classes=None if info.task == "regression" else len(class_values(info, computed["train"])),
-            warnings=[f"{a.split} split, '{a.feature}': {a.message}" for a in anomalies],
+            warnings=[f"{a.split} split, '{a.feature}': {a.message}" for a in found],
+            anomalies=listed,
         )
     result: ValidateResult = out.result
     return result
@@ -170,12 +167,19 @@ def _check_single(info: ExamplesInfo, name: str, types: tuple[str, ...]) -> None
 
 
 def _anomalies(
-    info: ExamplesInfo, computed: dict[str, Statistics], schema: Schema, supplied: bool, config: ValidateConfig
+    info: ExamplesInfo,
+    computed: dict[str, Statistics],
+    before: dict[str, Statistics],
+    schema: Schema,
+    supplied: bool,
+    config: ValidateConfig,
 ) -> Iterator[Anomaly]:
     for split, found in computed.items():
-        yield from compare(found, info, schema, split=split, supplied=supplied)
+        yield from compare(found, schema, split=split, supplied=supplied)
         yield from _unusable_values(found, split)
-    yield from _drift(computed, info)
+        if split in before:
+            yield from drift(found, before[split], schema, split=split, supplied=supplied)
+    yield from _test_that_differs(computed, info)
     yield from _label_anomalies(info, computed, config.min_class_examples)
 
 
@@ -189,19 +193,19 @@ def _unusable_values(found: Statistics, split: str) -> Iterator[Anomaly]:
                 f"{feature.num_invalid_utf8} of {feature.count} rows hold bytes that are not text in UTF-8. Convert them "
                 "to UTF-8, or leave the column out with data.drop."
             )
-            yield Anomaly("INVALID_UTF8_STRING", name, split, "error", message)
+            yield Anomaly("ENUM_TYPE_INVALID_UTF8", name, split, "error", message)
         if split == "train" and not feature.present:
             message = "no row has a value, so nothing can be learnt from it. Leave it out with data.drop."
             yield Anomaly("FEATURE_TYPE_NO_VALUES", name, split, "warning", message)
 
 
-def _drift(computed: dict[str, Statistics], info: ExamplesInfo) -> Iterator[Anomaly]:
+def _test_that_differs(computed: dict[str, Statistics], info: ExamplesInfo) -> Iterator[Anomaly]:
+    """Train and test that differ by as much as `monitor` calls skew by default."""
     for name in info.features:
         measured = distance(computed["train"][name], computed["test"][name])
-        if measured is not None and measured[1] > _MAX_DRIFT:
-            measure, value = measured
-            message = f"differs from the train split ({measure} {value:.3f}, above {_MAX_DRIFT}). Look at the split."
-            yield Anomaly(_DRIFT_KINDS[measure], name, "test", "warning", message)
+        if measured is not None and measured[1] > MAX_DISTANCE:
+            kind, said = exceeded(*measured, MAX_DISTANCE, "the train split")
+            yield Anomaly(kind, name, "test", "warning", f"{said} Look at the split.")
 
 
 def _label_anomalies(info: ExamplesInfo, computed: dict[str, Statistics], min_class_examples: int) -> Iterator[Anomaly]:

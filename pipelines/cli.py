@@ -25,6 +25,7 @@ COMMANDS = {
     "promote": ("serving.rollout.commands:promote", "Give the version on trial all requests."),
     "rollback": ("serving.rollout.commands:rollback", "Take back the version on trial, or go back to the one before."),
     "monitor": ("pipelines.monitor:main", "Compare what a pushed model is asked with what it trained on."),
+    "schema": ("pipelines.schema:main", "Infer, compare and relax the schema of data."),
     "lineage": ("pipelines.lineage:main", "Say where a pushed model comes from, and check its digests."),
     "statistics": ("pipelines.statistics:main", "Show what is known of the data, or of two runs side by side."),
     "predict": ("serving.client.commands:predict", "Ask a served model."),

@@ -74,6 +74,7 @@ def verification_page(values: Mapping[str, Any]) -> str:
 
 def _pieces(result: RunResult, min_slice_examples: int) -> Iterator[Table | Text]:
     parts: dict[str, Callable[[Mapping[str, Any]], Iterator[Table | Text]]] = {
+        "validate": _anomalies,
         "tune": _tuned,
         "evaluate": lambda values: _metrics(values, min_slice_examples),
         "optimize": _optimized,
@@ -128,6 +129,17 @@ def _print(console: Console, piece: Table | Text | str) -> None:
         console.print(piece)
     else:
         console.print(piece, markup=False, soft_wrap=True)
+
+
+def _anomalies(values: Mapping[str, Any]) -> Iterator[Table | Text]:
+    """What is odd in the data."""
+    if found := values.get("anomalies", ()):
+        table = Table(title="Anomalies", title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for heading in ("split", "feature", "kind", "what is wrong, and what to do"):
+            table.add_column(heading, overflow="fold")
+        for each in found:
+            table.add_row(*(Text(each[key]) for key in ("split", "feature", "kind", "message")))
+        yield table
 
 
 def _metrics(values: Mapping[str, Any], min_examples: int) -> Iterator[Table | Text]:
@@ -279,6 +291,8 @@ def _places(result: RunResult, config: PipelineConfig) -> Iterator[str]:
     run_dir = result.run_dir.absolute()
     yield ""
     yield f"Artifacts, config.yaml and summary.json: {run_dir}"
+    if (result.result_of("validate") or {}).get("anomalies"):
+        yield f"The anomalies of the data, as a page: {run_dir / 'statistics/anomalies.html'}"
     if result.result_of("tune"):
         yield f"The best settings, as a configuration: {run_dir / BEST}"
         yield f"The trials, in pictures: {run_dir / 'tuned/trials/report.html'}"

@@ -151,8 +151,9 @@ class _Graph:
         return self.step_task(step, **data, encoded=dsl.Collected(share.outputs["encoded"]))
 
     def validate(self, step: Step) -> Any:
-        """Its schema may be a file, which may change."""
-        return self.step_task(step, outside=self.fingerprint(step) if self.config.validate_.schema_path else "")
+        """Its schema and the last span's statistics may be files, which may change."""
+        reads = self.config.validate_.schema_path or self.config.validate_.drift_from
+        return self.step_task(step, outside=self.fingerprint(step) if reads else "")
 
     def tune(self, step: Step) -> Any:
         """Its trials may each have a pod of their own."""

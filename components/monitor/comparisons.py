@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import Literal
 
 from components.distances import distance, largest_change
+from components.schema.spec import Comparator
 from components.statistics import FeatureStatistics, Statistics
 
 Verdict = Literal["ok", "alarm", "too_few"]
@@ -97,13 +99,23 @@ def judge(candidates: Sequence[Candidate], *, significance: float, min_examples:
 
 
 def distances(
-    kind: str, reference: str, before: Statistics, now: Statistics, thresholds: Callable[[str, str], float]
+    kind: str,
+    reference: str,
+    before: Statistics,
+    now: Statistics,
+    thresholds: Callable[[str, str], float],
+    measures: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[Candidate]:
-    """The distance of each feature; `thresholds` gives the one for a name and measure."""
+    """The distance of each feature, by its `measures` or the one that suits it.
+
+    `thresholds` gives the one for a name and measure.
+    """
     found = []
     for name, feature in before.items():
-        measured = distance(feature, now[name])
-        if measured is not None:
+        for chosen in measures.get(name) or (None,):
+            measured = distance(feature, now[name], chosen)
+            if measured is None:
+                continue
             measure, value = measured
             noise, detail = _noise(measure, feature, now[name]), _detail(measure, feature, now[name])
             threshold = thresholds(name, measure)
@@ -154,7 +166,7 @@ def _share_rise(kind: str, name: str, before: tuple[int, int], after: tuple[int,
 
 
 def _detail(measure: str, before: FeatureStatistics, now: FeatureStatistics) -> str:
-    if measure == "l_infinity":
+    if measure != "jensen_shannon" or before.type == "string":
         value, share_before, share_now = largest_change(before, now)
         return f"{value}: {share_before:.1%} -> {share_now:.1%}"
     medians = [side.quantiles[len(side.quantiles) // 2] if side.quantiles else math.nan for side in (before, now)]
@@ -169,7 +181,10 @@ def _noise(measure: str, before: FeatureStatistics, now: FeatureStatistics) -> C
         values = max(before.num_unique or 1, now.num_unique or 1)
         return shares_noise(share_before, share_now, *sizes, chance / values)
 
-    return l_infinity_noise if measure == "l_infinity" else lambda chance: jensen_shannon_noise(*sizes, chance)
+    if measure == "normalized_difference":
+        return lambda chance: 0.0  # it compares numbers of rows, which are no sample
+    num_bins = max(before.num_unique or 2, now.num_unique or 2) if before.type == "string" else _JENSEN_SHANNON_BINS
+    return l_infinity_noise if measure == "l_infinity" else lambda c: jensen_shannon_noise(*sizes, c, num_bins)
 
 
 def shares_noise(share_a: float, share_b: float, num_a: int, num_b: int, chance: float) -> float:
@@ -184,7 +199,7 @@ def shares_noise(share_a: float, share_b: float, num_a: int, num_b: int, chance:
     return min(1.0, NormalDist().inv_cdf(1 - chance / 2) * deviation + (1 / num_a + 1 / num_b) / 2)
 
 
-def jensen_shannon_noise(num_a: int, num_b: int, chance: float) -> float:
+def jensen_shannon_noise(num_a: int, num_b: int, chance: float, num_bins: int = _JENSEN_SHANNON_BINS) -> float:
     """What the Jensen-Shannon divergence of two samples of one distribution exceeds with `chance`.
 
     Near 0 the divergence is a quarter of the chi-squared distance over 2 ln 2, which here has the chi-squared
@@ -192,14 +207,33 @@ def jensen_shannon_noise(num_a: int, num_b: int, chance: float) -> float:
     """
     if not num_a or not num_b:
         return 0.0
-    freedom = _JENSEN_SHANNON_BINS - 1
+    freedom = num_bins - 1
     spread = 2 / (9 * freedom)
     quantile = freedom * (1 - spread + NormalDist().inv_cdf(1 - chance) * math.sqrt(spread)) ** 3
     return min(1.0, (1 / num_a + 1 / num_b) * quantile / (8 * math.log(2)))
 
 
-def thresholds_of(
-    config_thresholds: Mapping[str, float], by_measure: Mapping[str, float]
-) -> Callable[[str, str], float]:
-    """The threshold for a name and measure: its own, or that of the measure."""
-    return lambda name, measure: config_thresholds.get(name, by_measure[measure])
+class Thresholds:
+    """The threshold for a name and measure: that of the config for the name, of the schema, of the config for the measure.
+
+    Args:
+        by_name: `monitor.thresholds`.
+        by_measure: Measure -> threshold of the config.
+        own: Feature -> what its schema says.
+        defaults: What the schema says of the others.
+    """
+
+    def __init__(
+        self,
+        by_name: Mapping[str, float],
+        by_measure: Mapping[str, float],
+        own: Mapping[str, Comparator | None],
+        defaults: Comparator,
+    ) -> None:
+        self._by_name, self._by_measure = by_name, {**by_measure, **defaults.thresholds}
+        self._own = {name: each.thresholds for name, each in own.items() if each and name not in by_name}
+        self.measures = {name: list(each) for name, each in self._own.items()}
+
+    def __call__(self, name: str, measure: str) -> float:
+        own: Mapping[str, float] = self._own.get(name, {})
+        return self._by_name.get(name, own.get(measure, self._by_measure.get(measure, 0.0)))

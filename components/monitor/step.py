@@ -14,10 +14,11 @@ from components import artifacts
 from components.config import MonitorConfig
 from components.errors import ConfigError, did_you_mean
 from components.monitor import comparisons, page, report
-from components.monitor.comparisons import Candidate
+from components.monitor.comparisons import Candidate, Thresholds
 from components.monitor.findings import Findings, MonitorResult
 from components.monitor.quality import Labelled
 from components.monitor.traffic import Traffic, Window, predictions_builder, predictions_of
+from components.schema import SCHEMA_FILE, Schema, load_schema
 from components.statistics import Statistics, load_statistics
 
 PROOF_LOG = "request_log.tfrecord"
@@ -64,7 +65,8 @@ def monitor(
         }
         record = json.loads((pushed / PUSHED).read_text())
         now = time.time() if now_seconds is None else now_seconds
-        found = _Look(splits, record, np.load(proof / PREDICTIONS), config).at(
+        schema = load_schema(statistics / SCHEMA_FILE, setting="statistics")
+        found = _Look(splits, schema, record, np.load(proof / PREDICTIONS), config).at(
             config.request_log or proof / PROOF_LOG, now
         )
         (out.path / MONITOR_FILE).write_text(report.to_json(found))
@@ -79,7 +81,12 @@ class _Look:
     """One look at a log, with all that it is compared with."""
 
     def __init__(
-        self, splits: dict[str, Statistics], record: dict[str, Any], answers: np.ndarray, config: MonitorConfig
+        self,
+        splits: dict[str, Statistics],
+        schema: Schema,
+        record: dict[str, Any],
+        answers: np.ndarray,
+        config: MonitorConfig,
     ) -> None:
         self.train, self.test, self.config = splits["train"], splits["test"], config
         self.classes: list[str | int] = record["classes"]
@@ -87,8 +94,15 @@ class _Look:
         for name in config.thresholds:
             if name not in known:
                 raise ConfigError(f"monitor.thresholds: there is no feature '{name}'.{did_you_mean(name, known)}")
-        self.threshold = comparisons.thresholds_of(
-            config.thresholds, {"l_infinity": config.max_linf, "jensen_shannon": config.max_jensen_shannon}
+        by_measure = {"l_infinity": config.max_linf, "jensen_shannon": config.max_jensen_shannon}
+        self.skew, self.drift = (
+            Thresholds(
+                config.thresholds,
+                by_measure,
+                {name: getattr(feature, kind) for name, feature in schema.features.items()},
+                getattr(schema.defaults, kind),
+            )
+            for kind in ("skew", "drift")
         )
         builder = predictions_builder(config.task, max_top_values=10_000, num_quantiles=1000)
         builder.update(predictions_of(answers, self.classes))
@@ -134,7 +148,7 @@ class _Look:
     def _of_windows(self, windows: Sequence[Window]) -> Iterator[Candidate]:
         """What is to be judged of the newest window that has enough examples."""
         *earlier, now = windows
-        yield from comparisons.distances("skew", "train", self.train, now.features, self.threshold)
+        yield from comparisons.distances("skew", "train", self.train, now.features, self.skew, self.skew.measures)
         yield from comparisons.missing(self.train, now.features, self.config.max_missing_increase)
         yield from comparisons.unseen(self.train, self.test, now.features, self.config.max_unseen_increase)
         yield from self._of_predictions("held_out", self.held_out_predictions, now)
@@ -142,9 +156,11 @@ class _Look:
         if len(earlier) == 1:
             del references["first"]  # the same one
         for reference, before in references.items():
-            yield from comparisons.distances("drift", reference, before.features, now.features, self.threshold)
+            yield from comparisons.distances(
+                "drift", reference, before.features, now.features, self.drift, self.drift.measures
+            )
             if before.version == now.version:
                 yield from self._of_predictions(reference, before.predictions, now)
 
     def _of_predictions(self, reference: str, before: Statistics, now: Window) -> Iterator[Candidate]:
-        return iter(comparisons.distances("prediction", reference, before, now.predictions, self.threshold))
+        return iter(comparisons.distances("prediction", reference, before, now.predictions, self.skew))

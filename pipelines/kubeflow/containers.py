@@ -17,7 +17,7 @@ from pipelines.config import PipelineConfig
 from serving.request_log.files import log_files
 
 # What steps read of this machine beside their artifacts, and where `push` and `deploy` write.
-_READ = (("data", "path"), ("validate_", "schema_path"), ("monitor", "labels"))
+_READ = (("data", "path"), ("validate_", "schema_path"), ("validate_", "drift_from"), ("monitor", "labels"))
 _PATHS = (*_READ, ("monitor", "request_log"), ("push", "destination"), ("deploy", "manifests"))
 # Where an object store is and who asks, as the AWS SDKs call it, and which run MLflow records.
 _PASSED_ON = (
@@ -39,7 +39,7 @@ def with_absolute_paths(config: PipelineConfig, data_path: str | None = None) ->
         changed["data"] = config.data.model_copy(update={"path": data_path})
     for section, field in _PATHS:
         settings = changed.get(section, getattr(config, section))
-        if (path := getattr(settings, field)) and "://" not in path:
+        if (path := getattr(settings, field)) and "://" not in path and path != "latest":
             changed[section] = settings.model_copy(update={field: os.path.abspath(path)})
     features = dict(config.transform.features)
     for name, path in config.transform.vocabulary_paths.items():

@@ -67,6 +67,7 @@ def made(tmp_path: Path) -> Path:
         with artifacts.writing(tmp_path / name, step=step, inputs={}, config=SECTIONS[step]()) as out:
             if name == "statistics":
                 (out.path / "statistics.json").write_text(to_json({"train": _split(2000, 0), "test": _split(500, 9)}))
+                (out.path / "schema.yaml").write_text("features: {}\n")
             if name == "proof":
                 _log(out.path / "request_log.tfrecord", [_data(40, 1)])
                 np.save(out.path / "predictions.npy", _probabilities(1000, 5))

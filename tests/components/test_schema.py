@@ -3,9 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from components.anomalies import Anomaly, raise_errors
 from components.errors import ConfigError, DataError
 from components.examples import MISSING_INT, ExamplesInfo, Feature
-from components.schema import Anomaly, compare, infer_schema, load_schema, raise_errors, write_schema
+from components.schema import load_schema, write_schema
+from components.schema.checks import compare
+from components.schema.infer import infer_schema
 from components.statistics import Statistics, StatisticsBuilder
 
 FEATURES = {
@@ -29,28 +32,28 @@ def _statistics(max_top_values: int = 1000, **changes: object) -> Statistics:
     return builder.finish()
 
 
-def _kinds(statistics: Statistics, schema, *, supplied=True, info=INFO) -> list[tuple[str, str, str]]:
-    found = compare(statistics, info, schema, split="test", supplied=supplied)
+def _kinds(statistics: Statistics, schema, *, supplied=True) -> list[tuple[str, str, str]]:
+    found = compare(statistics, schema, split="test", supplied=supplied)
     return [(a.kind, a.feature, a.severity) for a in found]
 
 
 def test_an_inferred_schema_fits_its_own_split_and_survives_yaml(tmp_path):
     statistics = _statistics()
-    schema = infer_schema(INFO, statistics)
+    schema = infer_schema(statistics, "age")
     write_schema(tmp_path / "schema.yaml", schema)
     assert load_schema(tmp_path / "schema.yaml") == schema
     assert _kinds(statistics, schema) == []
     text = (tmp_path / "schema.yaml").read_text()
-    assert "  age: {type: int, min_fraction: 0.67, min: 1, max: 9}\n" in text
+    assert "  age: {type: int, not_in_environment: [serving], min_fraction: 0.67}\n" in text
     # YAML 1.1 reads a bare yes, no or on as a truth value.
     assert schema.features["word"].domain == ["no", "on", "yes"]
 
 
 def test_only_strings_of_few_values_have_a_domain():
     words = np.array([b"w%d" % i for i in range(101)], object)
-    assert infer_schema(INFO, _statistics(word=words)).features["word"].domain is None
-    assert infer_schema(INFO, _statistics(word=words[:100])).features["word"].domain is not None
-    assert infer_schema(INFO, _statistics(max_top_values=99, word=words[:100])).features["word"].domain is None
+    assert infer_schema(_statistics(word=words), "age").features["word"].domain is None
+    assert infer_schema(_statistics(word=words[:100]), "age").features["word"].domain is not None
+    assert infer_schema(_statistics(max_top_values=99, word=words[:100]), "age").features["word"].domain is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,10 @@ def test_only_strings_of_few_values_have_a_domain():
 )
 @pytest.mark.parametrize(("supplied", "severity"), [(True, "error"), (False, "warning")])
 def test_departures(changes, kind, feature, supplied, severity):
-    schema = infer_schema(INFO, _statistics())
+    schema = infer_schema(_statistics(), "age")
+    bounds = {"age": {"min": 1, "max": 9}, "fare": {"min": 0.5, "max": 2.5}}
+    bounded = {name: schema.features[name].model_copy(update=fields) for name, fields in bounds.items()}
+    schema = schema.model_copy(update={"features": {**schema.features, **bounded}})
     assert _kinds(_statistics(**changes), schema, supplied=supplied) == [(kind, feature, severity)]
 
 
