@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 
 from components.anomalies import FATAL, KINDS
 from components.augment_config import Augment
+from components.errors import did_you_mean
 from components.section import Count as Count
 from components.section import Fraction as Fraction
 from components.section import Section as Section
@@ -35,6 +36,15 @@ def _secret(text: str) -> str:
 
 
 Pattern = Annotated[str, Field(min_length=1)]
+
+
+def _anomaly_kind(text: str) -> str:
+    if text not in KINDS:
+        raise ValueError(f"is no kind of anomaly.{did_you_mean(text, KINDS)}")
+    return text
+
+
+AnomalyKind = Annotated[str, AfterValidator(_anomaly_kind)]
 Address = Annotated[str, AfterValidator(_address)]
 Secret = Annotated[str, AfterValidator(_secret)]
 Split = Literal["train", "validation", "test"]
@@ -128,7 +138,7 @@ class ValidateConfig(Section):
         description="Statistics of the last span, which this data is compared with: a run's folder, its folder "
         "statistics or a statistics.json; latest: of the newest other run beside this one.",
     )
-    severities: dict[Literal[KINDS], Literal["error", "warning", "ignore"]] = Field(  # type: ignore[valid-type]
+    severities: dict[AnomalyKind, Literal["error", "warning", "ignore"]] = Field(
         {}, description="Kind of anomaly -> error (stops the run), warning (is told) or ignore."
     )
     text_features: list[str] = inherited([])

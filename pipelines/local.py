@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from components.environment import set_environment
+from components.environment import noise_kept_in, set_environment
 from pipelines.exits import INTERRUPTED, reported
 from pipelines.steps import STEPS, Step, steps_of
 
@@ -265,21 +265,6 @@ def only_run_in(run_dir: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
-
-
-@contextlib.contextmanager
-def noise_kept_in(file: Path) -> Iterator[None]:
-    """Send what libraries write to standard error, from C++ too, to a file: it would drown what the user should read."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with file.open("ab") as log:
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(terminal, 2)
-        os.close(terminal)
 
 
 def write_config(config: PipelineConfig, run_dir: Path) -> None:

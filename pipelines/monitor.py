@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.environment import set_environment
+from components.environment import noise_kept_in, set_environment
 from pipelines import alarm
 from pipelines.exits import reported
-from pipelines.local import LOG, interruptible, noise_kept_in, only_run_in
+from pipelines.local import LOG, interruptible, only_run_in
 from pipelines.steps import Step, step_named
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from components.environment import set_environment
+from components.environment import import_tensorflow
 from pipelines.exits import reported
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _statistics_folder(place: str) -> Path:
 
 def _splits(place: str) -> dict[str, Statistics]:
     folder = _statistics_folder(place)
-    set_environment()
+    import_tensorflow()
     from components.statistics import load_statistics
 
     return load_statistics(folder)
@@ -196,7 +196,7 @@ def _inferred_of_config(source: str, overrides: tuple[str, ...]) -> Schema:
     from pipelines.config import load_config
 
     config = load_config(source, overrides)
-    set_environment()
+    import_tensorflow()
     from components.examples import read_info
     from components.ingest import ingest
     from components.schema.infer import infer_schema

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from components.environment import import_tensorflow
 from pipelines.exits import reported
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def main(first: Path, second: Path | None, split: str, slice_name: str | None, o
     Each is the folder of a run, or of what its step `validate` made.
     """
     with reported(debug=debug):
+        import_tensorflow()
         from components.statistics.page import html
 
         if second is None:
