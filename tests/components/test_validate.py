@@ -236,3 +236,56 @@ def test_the_taxi_trips(tmp_path):
     train = load_statistics(tmp_path / "s")["train"]
     assert [value for value, _ in train["payment_type"].top_values[:2]] == ["Cash", "Credit Card"]
     assert train["trip_miles"].max == 1710
+
+
+DRIFTED = {"city": {"train": ["x"] * 12, "validation": ["x"] * 2, "test": ["x"] * 2}}
+EVEN = {"city": {"train": ["x", "y"] * 6, "validation": ["x", "y"], "test": ["x", "y"]}}
+
+
+def _kinds(folder: Path) -> list[tuple[str, str, str]]:
+    found = json.loads((folder / "statistics" / "anomalies.json").read_text())
+    return [(each["split"], each["feature"], each["kind"]) for each in found]
+
+
+@pytest.mark.parametrize("form", ["run", "statistics", "file", "latest"])
+def test_drift_from_the_last_span_is_told(tmp_path, form):
+    """Half of the last span's rows were y, none is now: a difference of 0.5, above the 0.2 of default."""
+    _validate(tmp_path / "runs/last", EVEN)
+    last = tmp_path / "runs/last"
+    places = {"run": last, "statistics": last / "statistics", "file": last / "statistics/statistics.json"}
+    result = _validate(tmp_path / "runs/now", DRIFTED, drift_from=str(places.get(form, "latest")))
+    expected = [(split, "city", "COMPARATOR_L_INFTY_HIGH") for split in ("train", "validation", "test")]
+    assert _kinds(tmp_path / "runs/now") == expected
+    assert all("0.5" in warning for warning in result.warnings)
+
+
+def test_the_first_span_has_none_to_differ_from(tmp_path):
+    assert _validate(tmp_path / "runs/first", EVEN, drift_from="latest").warnings == []
+
+
+def test_a_last_span_without_statistics_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"validate\.drift_from: .*nowhere has no statistics\.json"):
+        _validate(tmp_path, drift_from=str(tmp_path / "nowhere"))
+
+
+def test_a_kind_of_anomaly_is_an_error_a_warning_or_nothing_as_the_config_says(tmp_path):
+    kind = "COMPARATOR_L_INFTY_HIGH"
+    _validate(tmp_path / "last", EVEN)
+    drift = {"drift_from": str(tmp_path / "last")}
+    with pytest.raises(DataError, match=rf"train split, 'city': differs from the last span.*\[{kind}\]"):
+        _validate(tmp_path / "error", DRIFTED, **drift, severities={kind: "error"})
+    assert not (tmp_path / "error/statistics").exists()
+    assert _validate(tmp_path / "ignored", DRIFTED, **drift, severities={kind: "ignore"}).warnings == []
+    assert _kinds(tmp_path / "ignored") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("COMPARATOR_L_INFTY", "is no kind of anomaly. Did you mean 'COMPARATOR_L_INFTY_HIGH'"),
+        ("LABEL_TYPE", "LABEL_TYPE"),
+    ],
+)
+def test_severities_of_kinds_that_are_none_or_always_errors_are_refused(kind, message):
+    with pytest.raises(ValueError, match=message):
+        ValidateConfig(severities={kind: "warning"})
