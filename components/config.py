@@ -82,7 +82,7 @@ class SplitConfig(Section):
 
 
 class SparkConfig(Section):
-    """The Spark that `data.engine: spark` runs on."""
+    """Where `data.engine: spark` runs."""
 
     master: str | None = Field(
         None,
@@ -145,6 +145,8 @@ class ValidateConfig(Section):
     text_features: list[str] = inherited([])
     needs: TransformNeeds = inherited(NOTHING_MORE)
     slice_features: list[str] = inherited([])
+    engine: Literal["local", "spark"] = without_effect("local", inherited=True)
+    spark: SparkConfig = without_effect(SparkConfig(), inherited=True)
     weight_feature: str | None = Field(
         None, description="Numeric feature that holds each row's weight; statistics then also count rows by it."
     )

@@ -21,9 +21,9 @@ def inherited(default: Any) -> Any:
     return Field(default, json_schema_extra={"inherited": True})
 
 
-def without_effect(default: Any, description: str) -> Any:
+def without_effect(default: Any, description: str | None = None, **marks: bool) -> Any:
     """A field that says how a step gets to its result, and is no part of what the result follows from."""
-    return Field(default, description=description, json_schema_extra={"without_effect": True})
+    return Field(default, description=description, json_schema_extra={"without_effect": True, **marks})
 
 
 def effective_settings(section: BaseModel) -> dict[str, Any]:

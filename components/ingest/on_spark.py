@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,16 +19,14 @@ from typing import Any
 
 from components import object_store, plugins, progress
 from components.config import DataConfig
-from components.errors import ConfigError
 from components.external import data_files
 from components.ingest import read_rows, read_source, write_batches
 from components.ingest.rows import Rows, Share
 from components.ingest.sources import find_files
 from components.ingest.sources.parts import PARTS
-from components.spark import connected, run_tasks
+from components.spark import check_seen, connected, run_tasks, shared_folder
 
 _TASKS_PER_CORE = 4  # so that a slow one keeps few others waiting
-_SEEN = "seen-by-all"
 
 
 def read_on_spark(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
@@ -50,19 +47,16 @@ def read_on_spark(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
     source = plugins.resolve(config.source, plugins.SOURCES, "data.source")
     plugins.check_arguments(source, config.args, f"data.args of source '{config.source}'", path=config.path)
     files = _files(config, takes_files="files" in inspect.signature(source).parameters)
-    folder = scratch / "shares"
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-    folder.mkdir(parents=True)
-    (folder / _SEEN).touch()
+    folder = shared_folder(scratch / "shares")
     is_own = plugins.is_own(config.source)
     with connected(config.spark) as session:
         cores = session.sparkContext.defaultParallelism
         if len(files) > 1:
             groups = _groups(files, cores * _TASKS_PER_CORE)
             types = None if is_own else _types(session, config, groups)
-            work = _Encode(config, folder.absolute(), len(groups), groups, types)
+            work = _Encode(config, folder, len(groups), groups, types)
         else:
-            work = _Encode(config, folder.absolute(), 1 if is_own else cores)
+            work = _Encode(config, folder, 1 if is_own else cores)
         progress.report(f"encoding in {work.num_tasks} tasks of Spark")
         if is_own and work.num_tasks == 1:
             progress.report(f"source {config.source} is read by one task; several divide the files if it takes `files`")
@@ -89,11 +83,7 @@ class _Encode:
     types: Any = None
 
     def __call__(self, number: int) -> tuple[Share, str]:
-        if not (self.folder / _SEEN).is_file():
-            raise ConfigError(
-                f"data.engine: an executor of Spark does not see the folder {self.folder}. Put the runs on a volume that "
-                "driver and executors have under the same path."
-            )
+        check_seen(self.folder)
         out = self.folder / f"share-{number:05d}-{uuid.uuid4().hex}"
         out.mkdir()
         with tempfile.TemporaryDirectory(prefix="headrace-share-") as scratch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from components import plugins, progress
-from components.errors import DataError, HeadraceError
+from components.errors import ConfigError, DataError, HeadraceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Result = TypeVar("Result")
 
+_MARK = ".of-the-driver"
 _SCHEMA = pa.schema([("number", pa.int64()), ("result", pa.binary())])
 # As the end of a traceback has it: `components.errors.DataError: ...`, but not the frames of Java.
 _EXCEPTION = re.compile(r"(?!org\.|java\.)[\w.]*(Error|Exception|Interrupt|Exit)\b: ")
@@ -62,6 +64,27 @@ def run_tasks(
         if isinstance(result, HeadraceError):
             raise result
     return results
+
+
+def shared_folder(path: Path) -> Path:
+    """An empty folder for what tasks write, which `check_seen` knows again; what a killed run left there goes."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    (path / _MARK).touch()
+    return path.absolute()
+
+
+def check_seen(folder: Path) -> None:
+    """Refuse, in a task, a folder that is not the one of the driver.
+
+    Raises:
+        ConfigError: the executor does not see it.
+    """
+    if not (folder / _MARK).is_file():
+        raise ConfigError(
+            f"data.engine: an executor of Spark does not see the folder {folder}. Put the runs on a volume that driver and "
+            "executors have under the same path."
+        )
 
 
 def _task(

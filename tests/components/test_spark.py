@@ -9,16 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
 from components import artifacts
-from components.config import DataConfig, SparkConfig
+from components.config import DataConfig, SparkConfig, ValidateConfig
 from components.errors import ConfigError, DataError
+from components.examples import read_arrays
 from components.ingest import ingest
 from components.spark import connected
+from components.statistics import load_statistics
+from components.validate import validate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,6 +99,35 @@ def test_files_of_differing_types_and_columns_give_the_same_examples(tmp_path: P
 def test_one_file_is_divided_by_its_batches(tmp_path: Path) -> None:
     data = write_csv(tmp_path / "data", a=HEADER + rows_of(0, 20_000))
     check_same(tmp_path, config_of(data, examples_per_shard=5000))
+
+
+@needs_java
+@pytest.mark.usefixtures("cluster")
+def test_statistics_are_the_same_to_the_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = "".join(f"{n},{rng.normal():.6f},word {rng.integers(40)},{n % 2}\n" for n in range(600))
+    data = write_csv(tmp_path / "data", a=HEADER + rows)
+    ingest(examples=tmp_path / "examples", config=config_of(data, examples_per_shard=50))
+    config = ValidateConfig(text_features=["text"], slice_features=["label"])
+    results = {
+        engine: validate(
+            examples=tmp_path / "examples",
+            statistics=tmp_path / engine,
+            config=config.model_copy(update={"engine": engine}),
+        )
+        for engine in ("local", "spark")
+    }
+    assert results["local"] == results["spark"]
+    one, other = (artifacts.read_manifest(tmp_path / name) for name in results)
+    assert dataclasses.asdict(one) == dataclasses.asdict(other)
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
+    price = load_statistics(tmp_path / "spark")["train"]["price"]
+    values = read_arrays(tmp_path / "examples", "train")["price"].astype(np.float64)
+    assert (price.count, price.mean, price.std) == (
+        len(values),
+        pytest.approx(values.mean()),
+        pytest.approx(values.std()),
+    )
 
 
 @needs_java
