@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import sys
@@ -65,7 +66,7 @@ def _started(config: SparkConfig, log: Path) -> SparkSession:
         with _standard_error_in(log):
             session = builder.getOrCreate()
     except (Py4JError, PySparkException) as error:
-        reason = _reason(error)
+        reason = _told_in(log) or _reason(error)
         raise ConfigError(
             f"data.spark: Spark does not start (master {config.master or 'default'}): {reason}. Correct data.spark.master "
             f"or data.spark.conf; the log is {log}."
@@ -131,6 +132,13 @@ def _standard_error_in(log: Path) -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
+
+
+def _told_in(log: Path) -> str | None:
+    """What the launcher of Java complains of, before there is a Java to ask."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    told = [line for line in lines if line.startswith(("Error: ", "Exception in thread "))]
+    return re.sub(r"^(Error: |Exception in thread \S+ [\w.$]+: )", "", told[0]).rstrip(".") if told else None
 
 
 def _reason(error: Exception) -> str:

@@ -15,17 +15,22 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from components import artifacts
+from components import artifacts, object_store
 from components.config import DataConfig, SparkConfig, ValidateConfig
 from components.errors import ConfigError, DataError
 from components.examples import read_arrays
+from components.external import data_files
 from components.ingest import ingest
+from components.ingest.on_spark import _files, _local
 from components.spark import connected
+from components.spark.session import _told_in
 from components.statistics import load_statistics
 from components.validate import validate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.seaweedfs import ObjectStore
 
 pytest.importorskip("pyspark")
 needs_java = pytest.mark.skipif(
@@ -40,7 +45,7 @@ def cluster() -> Iterator[SparkSession]:
         yield session
 
 
-def config_of(path: Path | None, source: str = "csv", **settings: Any) -> DataConfig:
+def config_of(path: Path | str | None, source: str = "csv", **settings: Any) -> DataConfig:
     split = {"validation": 0.2, "test": 0.2}
     tree = {"source": source, "path": path and str(path), "task": "binary", "examples_per_shard": 16, "split": split}
     return DataConfig.model_validate({**tree, **settings})
@@ -287,6 +292,31 @@ def test_what_keeps_spark_from_starting_is_told(monkeypatch: pytest.MonkeyPatch,
     assert "there is none on the PATH. Install it (Debian: apt-get install openjdk-17-jre-headless)" in message(
         SparkConfig()
     )
+
+
+def test_what_java_says_of_a_wrong_master_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text(
+        'WARN x\nException in thread "main" org.apache.spark.SparkException: Master must be local.\n\tat y\n'
+    )
+    assert _told_in(log) == "Master must be local"
+    log.write_text("WARNING: Using incubator modules\n")
+    assert _told_in(log) is None
+
+
+def test_objects_of_a_store_are_read_apart_in_the_order_of_their_copies(store: ObjectStore, tmp_path: Path) -> None:
+    texts = {"a-b/1.csv": "first", "a/x[1].csv": "second", "a/x1.csv": "third"}
+    for name, text in texts.items():
+        with store.filesystem().open_output_stream(f"bucket/raw/{name}") as stream:
+            stream.write(text.encode())
+    with object_store.local_data(config_of("s3://bucket/raw"), tmp_path / "whole") as whole:
+        expected = [file.read_text() for file in data_files(str(whole.path))]
+    uris = _files(config_of("s3://bucket/raw"), takes_files=False)
+    assert len(uris) == 3
+    with _local(config_of("s3://bucket/raw"), uris, tmp_path / "apart") as files:
+        assert [file.read_text() for file in files] == expected
+    with _local(config_of("s3://bucket/raw"), uris[1:2], tmp_path / "one") as files:
+        assert [file.read_text() for file in files] == expected[1:2]
 
 
 def test_settings_of_spark_need_the_engine() -> None:
