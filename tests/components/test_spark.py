@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests.seaweedfs import ObjectStore
 
-pytest.importorskip("pyspark")
+pyspark = pytest.importorskip("pyspark")
 needs_java = pytest.mark.skipif(
     shutil.which("java") is None, reason="there is no Java: apt-get install openjdk-17-jre-headless"
 )
@@ -41,8 +41,17 @@ needs_java = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkSession]:
     """A master and two workers in processes of their own; what runs inside the block uses them."""
-    with connected(SparkConfig(master="local-cluster[2,1,1024]", conf={"spark.task.maxFailures": 2})) as session:
+    quick = "-XX:TieredStopAtLevel=1"  # Java compiles less, for it does not live long
+    conf = {
+        "spark.task.maxFailures": 2,
+        "spark.driver.extraJavaOptions": quick,
+        "spark.executor.extraJavaOptions": quick,
+        "spark.sql.codegen.wholeStage": "false",
+    }
+    with connected(SparkConfig(master="local-cluster[2,1,1024]", conf=conf)) as session:
+        work = Path(pyspark.__file__).parent / "work" / session.sparkContext.applicationId
         yield session
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def config_of(path: Path | str | None, source: str = "csv", **settings: Any) -> DataConfig:
