@@ -27,6 +27,7 @@ from pydantic import BaseModel
 
 from components import external, plugins
 from components.errors import ArtifactError, ConfigError, HeadraceError
+from components.section import effective_settings
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
@@ -187,7 +188,7 @@ def check_files(path: Path, manifest: Manifest, *, sizes_only: bool = False) -> 
 
 def make_fingerprint_parts(*, step: str, inputs: Mapping[str, Path], config: BaseModel) -> dict[str, Any]:
     """Everything the output of a step follows from, in named parts, so that a difference can be told."""
-    settings = config.model_dump(mode="json")
+    settings = effective_settings(config)
     return {
         "inputs": {name: read_manifest(path).digest for name, path in sorted(inputs.items())},
         "config": settings,

@@ -16,7 +16,7 @@ from components.errors import did_you_mean
 from components.section import Count as Count
 from components.section import Fraction as Fraction
 from components.section import Section as Section
-from components.section import inherited
+from components.section import inherited, without_effect
 from components.section import inherited_fields as inherited_fields
 from components.section import refuse_unread as _refuse_unread
 from components.transform_config import NOTHING_MORE, TransformNeeds
@@ -92,6 +92,17 @@ class SplitConfig(Section):
         return self
 
 
+class SparkConfig(Section):
+    """Where `data.engine: spark` runs."""
+
+    master: str | None = Field(
+        None,
+        description="local[*], local[4], spark://host:7077, yarn, k8s://...; default: what spark-submit was told, or else "
+        "this machine.",
+    )
+    conf: dict[str, str | int | float] = Field({}, description="Settings of Spark, such as spark.executor.memory: 4g.")
+
+
 class DataConfig(Section):
     """Where the examples come from and what is to be predicted (step `ingest`)."""
 
@@ -116,7 +127,16 @@ class DataConfig(Section):
     limit: Count | None = Field(None, description="Read at most this many rows of each split.")
     examples_per_shard: Count = 20_000
     split: SplitConfig = SplitConfig()
+    engine: Literal["local", "spark"] = without_effect(
+        "local", "spark: ingest and statistics run on Apache Spark, with the same result to the byte."
+    )
+    spark: SparkConfig = without_effect(SparkConfig(), "engine: spark only: where it runs.")
     seed: int = inherited(0)
+
+    @model_validator(mode="after")
+    def _engine_reads_its_settings(self) -> DataConfig:
+        _refuse_unread(self, ["spark"] if self.engine == "local" else [], f"engine: {self.engine}")
+        return self
 
     @model_validator(mode="after")
     def _classes_are_distinct_and_have_a_reader(self) -> DataConfig:
@@ -144,6 +164,8 @@ class ValidateConfig(Section):
     text_features: list[str] = inherited([])
     needs: TransformNeeds = inherited(NOTHING_MORE)
     slice_features: list[str] = inherited([])
+    engine: Literal["local", "spark"] = without_effect("local", inherited=True)
+    spark: SparkConfig = without_effect(SparkConfig(), inherited=True)
     weight_feature: str | None = Field(
         None, description="Numeric feature that holds each row's weight; statistics then also count rows by it."
     )

@@ -168,13 +168,22 @@ def read_batches(examples: Path, split: str, *, batch_size: int = _READ_BATCH) -
     """
     info = read_info(examples)
     for file in shard_files(examples, split):
-        check_whole(file)
-        dataset = tf.data.TFRecordDataset(str(file)).batch(batch_size)
-        dataset = dataset.map(lambda batch: parse(batch, info, with_label=True))
-        try:
-            yield from dataset.as_numpy_iterator()
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-            raise damaged_file(file, error) from error
+        yield from read_shard(file, info, batch_size=batch_size)
+
+
+def read_shard(file: Path, info: ExamplesInfo, *, batch_size: int = _READ_BATCH) -> Iterator[dict[str, np.ndarray]]:
+    """The examples of one TFRecord file of a split, as `read_batches` gives them.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    check_whole(file)
+    dataset = tf.data.TFRecordDataset(str(file)).batch(batch_size)
+    dataset = dataset.map(lambda batch: parse(batch, info, with_label=True))
+    try:
+        yield from dataset.as_numpy_iterator()
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        raise damaged_file(file, error) from error
 
 
 def check_slices(info: ExamplesInfo, slices: list[str]) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "absolute",
     "base_path",
     "data_digest",
+    "data_uris",
     "explained",
     "has_file",
     "is_remote",
@@ -49,6 +50,17 @@ def data_digest(config: DataConfig) -> str | None:
     with explained("data.path"):
         _, files, _ = _select(str(config.path))
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest() if files else None
+
+
+def data_uris(config: DataConfig) -> list[str]:
+    """The URI of each object that `data.path` names, in the order in which their copies would be read.
+
+    Raises:
+        DataError: the store does not answer.
+    """
+    with explained("data.path"):
+        store, files, _ = _select(str(config.path))
+    return [f"{store.uri}/{glob.escape(name)}" for name in sorted(files, key=Path)]
 
 
 @contextlib.contextmanager

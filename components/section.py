@@ -21,6 +21,16 @@ def inherited(default: Any) -> Any:
     return Field(default, json_schema_extra={"inherited": True})
 
 
+def without_effect(default: Any, description: str | None = None, **marks: bool) -> Any:
+    """A field that says how a step gets to its result, and is no part of what the result follows from."""
+    return Field(default, description=description, json_schema_extra={"without_effect": True, **marks})
+
+
+def effective_settings(section: BaseModel) -> dict[str, Any]:
+    """The settings that a result follows from, as JSON-able values."""
+    return section.model_dump(mode="json", exclude=set(_marked(type(section), "without_effect")))
+
+
 def refuse_unread(section: Section, fields: list[str], setting: str) -> None:
     """Refuse options that another setting makes nobody read.
 
@@ -38,5 +48,9 @@ def refuse_unread(section: Section, fields: list[str], setting: str) -> None:
 
 def inherited_fields(section: type[BaseModel]) -> list[str]:
     """Names of the fields of a section that the top of the tree sets."""
+    return _marked(section, "inherited")
+
+
+def _marked(section: type[BaseModel], mark: str) -> list[str]:
     extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
-    return [name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("inherited")]
+    return [name for name, extra in extras.items() if isinstance(extra, dict) and extra.get(mark)]

@@ -13,11 +13,12 @@ from components.anomalies import Anomaly
 from components.config import ValidateConfig
 from components.distances import distance
 from components.errors import ConfigError, did_you_mean
-from components.examples import SPLITS, ExamplesInfo, check_slices, read_batches, read_info
+from components.examples import ExamplesInfo, check_slices, read_info
 from components.schema import SCHEMA_FILE, Schema, load_schema, write_schema
 from components.schema.checks import compare
 from components.schema.drift import MAX_DISTANCE, drift, exceeded
 from components.schema.infer import infer_schema
+from components.shard_statistics import build_statistics
 from components.statistics import (
     SLICES_FILE,
     STATISTICS_FILE,
@@ -77,7 +78,7 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
     supplied = None if config.schema_path is None else load_schema(Path(config.schema_path))
     last = external.last_statistics(config.drift_from, examples.parent)
     with artifacts.writing(statistics, step="validate", inputs={"examples": examples}, config=config) as out:
-        builders = build_statistics(examples, info, config)
+        builders = build_statistics(examples, info, config, out.scratch)
         computed = {split: builder.finish() for split, builder in builders.items()}
         schema = supplied or infer_schema(computed["train"], info.label)
         before = {} if last is None else load_statistics(last.parent)
@@ -102,25 +103,6 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
         )
     result: ValidateResult = out.result
     return result
-
-
-def build_statistics(examples: Path, info: ExamplesInfo, config: ValidateConfig) -> dict[str, StatisticsBuilder]:
-    """Statistics of each split and of its slices, in one pass over its shards."""
-    builders = {}
-    for split in SPLITS:
-        builder = StatisticsBuilder(
-            info,
-            text_features=config.text_features,
-            max_top_values=config.max_top_values,
-            num_quantiles=config.num_quantiles,
-            needs=config.needs,
-            weight=config.weight_feature,
-            slices=config.slice_features,
-        )
-        for batch in read_batches(examples, split):
-            builder.update(batch)
-        builders[split] = builder
-    return builders
 
 
 def _slices(builders: dict[str, StatisticsBuilder]) -> dict[str, Statistics]:

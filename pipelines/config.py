@@ -92,6 +92,12 @@ class PipelineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _ingest_is_divided_once(self) -> PipelineConfig:
+        if self.data.engine == "spark" and self.kubeflow.ingest_pods > 1:
+            raise ValueError("data.engine: spark divides the data by itself: leave out kubeflow.ingest_pods")
+        return self
+
+    @model_validator(mode="after")
     def _a_training_job_has_workers(self) -> PipelineConfig:
         if self.kubeflow.training_job and (self.train.strategy != "multi_worker" or (self.train.num_workers or 0) < 2):
             raise ValueError(
@@ -111,6 +117,8 @@ class PipelineConfig(Section):
             "name": self.name,
             "seed": self.seed,
             "task": self.data.task,
+            "engine": self.data.engine,
+            "spark": self.data.spark,
             "model": self.model,
             "card": self.card,
             "registry": self.registry,

@@ -18,6 +18,7 @@ _NEXT_STEP = {
     "kserve": "kubectl apply -f {output}/inferenceservice.yaml",
     "compose": "docker compose -f {output}/compose.yaml up",
     "training": "kubectl apply -f {output}",
+    "spark": "kubectl apply -f {output}/ingest.yaml",
 }
 
 
@@ -27,7 +28,7 @@ def load_manifest_config(path: Path | None, overrides: Sequence[str], root: type
     Args:
         path: The YAML file.
         overrides: `key=value`.
-        root: Class of the settings: `ServingManifestConfig` or `TrainingManifestConfig`.
+        root: Class of the settings: `ServingManifestConfig`, `TrainingManifestConfig` or `SparkManifestConfig`.
 
     Raises:
         ConfigError: anything is wrong; every problem is listed with its place.
@@ -58,6 +59,8 @@ def render(target: str, path: Path | None, overrides: Sequence[str]) -> dict[str
 
         objects = admin_objects(load_manifest_config(path, overrides, TrainingManifestConfig))
         return {name: to_yaml(documents) for name, documents in objects.items()}
+    if target == "spark":
+        return {"ingest.yaml": _spark(path, overrides)}
     from serving.manifests import render as serving
     from serving.manifests.config import ServingManifestConfig
 
@@ -65,6 +68,16 @@ def render(target: str, path: Path | None, overrides: Sequence[str]) -> dict[str
         return serving.render(load_manifest_config(path, overrides, ServingManifestConfig), target)
     except ValueError as error:
         raise ConfigError(f"--target {target}: {error}.") from error
+
+
+def _spark(path: Path | None, overrides: Sequence[str]) -> str:
+    from components.spark.application import SparkManifestConfig, spark_application
+    from pipelines.config import load_config
+    from serving.manifests.documents import to_yaml
+
+    settings = load_manifest_config(path, overrides, SparkManifestConfig)
+    experiment = load_config(settings.config)
+    return to_yaml([spark_application(settings, experiment.name, experiment.step_config("data"))])
 
 
 def write_whole(files: Mapping[str, str], output: Path) -> None:
@@ -105,6 +118,10 @@ def main(arguments: tuple[str, ...], target: str, output: Path, debug: bool) -> 
     Or what distributed training needs to be applied once (docs/distributed.md):
 
         headrace manifests --target training namespace=team-a image=ghcr.io/acme/headrace:1
+
+    Or the ingest of a config on the Spark operator (docs/spark.md):
+
+        headrace manifests --target spark config=taxi.yaml namespace=team-a image=ghcr.io/acme/headrace-spark:1 claim=runs
     """
     with reported(debug=debug):
         from pipelines.config import split_given

@@ -200,14 +200,16 @@ def _inferred_of_config(source: str, overrides: tuple[str, ...]) -> Schema:
     from components.examples import read_info
     from components.ingest import ingest
     from components.schema.infer import infer_schema
-    from components.validate import build_statistics
+    from components.shard_statistics import build_statistics
 
     with tempfile.TemporaryDirectory() as folder:
         examples = Path(folder, "examples")
         ingest(examples=examples, config=config.step_config("data"))
         info = read_info(examples)
         # Not the whole step: data that is not fit to train on has a schema, too.
-        train = build_statistics(examples, info, config.step_config("validate"))["train"].finish()
+        train = build_statistics(examples, info, config.step_config("validate"), Path(folder, "scratch"))[
+            "train"
+        ].finish()
         return infer_schema(train, info.label)
 
 

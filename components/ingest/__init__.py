@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -52,7 +53,14 @@ def ingest(*, examples: Path, config: DataConfig, encoded: Sequence[Path] = ()) 
     """
     with artifacts.writing(examples, step="ingest", inputs={}, config=config) as out:
         rows = Rows(out.path, config)
-        warnings = rows.take(encoded) if encoded else read_rows(rows, config, out.scratch / "data")
+        if encoded:
+            warnings = rows.take(encoded)
+        elif config.engine == "spark":
+            from components.ingest.on_spark import read_on_spark  # which reads by the functions here
+
+            warnings = read_on_spark(rows, config, out.scratch)
+        else:
+            warnings = read_rows(rows, config, out.scratch / "data")
         info, num_shards = rows.finish()
         write_info(out.path, info)
         kinds = {name: feature.type for name, feature in info.features.items()}
@@ -76,24 +84,34 @@ def read_rows(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
         ConfigError, DataError: as `ingest`.
     """
     with object_store.local_data(config, scratch) as local, progress.warnings_kept() as warnings:
-        for batch in read_source(local):
-            rows.write(batch)
-            if rows.full:
-                break
+        write_batches(rows, read_source(local))
         return warnings
 
 
-def read_source(config: DataConfig) -> Iterator[pa.RecordBatch]:
+def write_batches(rows: Rows, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches as far as the rows have room."""
+    for batch in batches:
+        rows.write(batch)
+        if rows.full:
+            break
+
+
+def read_source(config: DataConfig, files: Sequence[Path] | None = None) -> Iterator[pa.RecordBatch]:
     """The record batches of the configured source.
+
+    Args:
+        config: The source.
+        files: What a source that takes `files` is to read of `data.path`; by default, all.
 
     Raises:
         ConfigError: there is no such source, or it takes no such argument.
         DataError: it yields what nobody can make record batches of, or a source of the user's fails.
     """
     source = plugins.resolve(config.source, plugins.SOURCES, "data.source")
-    plugins.check_arguments(source, config.args, f"data.args of source '{config.source}'", path=config.path)
+    given: dict[str, Any] = {"path": config.path, **({} if files is None else {"files": [str(file) for file in files]})}
+    plugins.check_arguments(source, config.args, f"data.args of source '{config.source}'", **given)
     try:
-        yield from record_batches(source(path=config.path, **config.args))
+        yield from record_batches(source(**given, **config.args))
     except HeadraceError:
         raise
     except Exception as error:

@@ -20,6 +20,7 @@ from components.ingest import splits
 from components.ingest.columns import features_of
 from components.ingest.encoding import serialize
 from components.ingest.shards import ShardWriter, divide, read_shards
+from components.section import effective_settings
 
 _TRAIN_SHARES = "train_shares.npy"
 
@@ -106,24 +107,48 @@ class Rows:
         manifests = {path: artifacts.open_artifact(path, step="encode") for path in encoded}
         shares = {path: Share(**manifest.result) for path, manifest in manifests.items()}
         folders = sorted(encoded, key=lambda path: shares[path].number)
-        first = shares[folders[0]]
         numbers = [(shares[path].number, shares[path].num_shares) for path in folders]
-        config = self._config.model_dump(mode="json")
+        config = effective_settings(self._config)
         if numbers != [(number, len(folders)) for number in range(len(folders))] or any(
             manifest.made_from["config"] != config for manifest in manifests.values()
         ):
             raise ArtifactError(f"{', '.join(map(str, folders))} are not all shares of this data. Run them again.")
-        seen = [(shares[path].batches, manifests[path].made_from["outside"]) for path in folders]
-        if any(each != seen[0] for each in seen):
-            raise DataError("data.path: the data changed while it was encoded. Run again when it is at rest.")
-        self._features = read_info(folders[0]).features if first.num_rows else {}
-        self._num_rows = first.num_rows
+        outside = [manifests[path].made_from["outside"] for path in folders]
+        if any(each != outside[0] for each in outside):
+            raise _changed_meanwhile()
+        return self.put_together(folders, [shares[path] for path in folders])
+
+    def put_together(self, folders: Sequence[Path], shares: Sequence[Share]) -> list[str]:
+        """Write the rows of shares in the order of the source, and return what the source told of.
+
+        Args:
+            folders: What `finish_share` closed, in the order of their numbers.
+            shares: Of each folder: all shares of one division of the source, or parts of it one after the other, each
+                by itself the only share of its division.
+
+        Raises:
+            DataError: the data changed while it was encoded, or its parts have different columns.
+        """
+        if shares[0].num_shares > 1:
+            if any(share.batches != shares[0].batches for share in shares):
+                raise _changed_meanwhile()
+            order = [(number % len(shares), counts) for number, counts in enumerate(shares[0].batches)]
+            self._num_rows, warnings = shares[0].num_rows, shares[0].warnings
+            self._features = read_info(folders[0]).features if self._num_rows else {}
+        else:
+            order = [(number, counts) for number, share in enumerate(shares) for counts in share.batches]
+            warnings = [warning for share in shares for warning in share.warnings]
+            for folder, share in zip(folders, shares, strict=True):
+                self._continue_with(folder, share)
+        limit = self._config.limit
         for name in SPLITS:
-            for record in _in_order([read_shards(folder / name) for folder in folders], name, first.batches):
+            records = [read_shards(folder / name) for folder in folders]
+            for record in itertools.islice(_in_order(records, name, order), limit):
                 self._writers[name].write(record)
         train_shares = [iter(np.load(folder / _TRAIN_SHARES)) for folder in folders]
-        self._train_shares = [np.fromiter(_in_order(train_shares, "train", first.batches), np.float64)]
-        return first.warnings
+        in_order = itertools.islice(_in_order(train_shares, "train", order), limit)
+        self._train_shares = [np.fromiter(in_order, np.float64)]
+        return warnings
 
     def finish(self) -> tuple[ExamplesInfo, dict[str, int]]:
         """Close the shards, and carve a validation split where a split column named none."""
@@ -134,6 +159,16 @@ class Rows:
         info = self._info()
         self._check_none_is_empty(info.num_examples)
         return info, {name: writer.num_shards for name, writer in self._writers.items()}
+
+    def _continue_with(self, folder: Path, share: Share) -> None:
+        """Count the rows of a part that follows those before, if it has their columns."""
+        if not share.num_rows:
+            return
+        features = read_info(folder).features
+        if self._features and list(features.items()) != list(self._features.items()):
+            raise DataError(_describe_change(self._features, features, self._num_rows))
+        self._features = features
+        self._num_rows += share.num_rows
 
     def _info(self) -> ExamplesInfo:
         classes = self._config.classes
@@ -195,10 +230,16 @@ class Rows:
         raise DataError(f"The {empty[0]} split is empty ({self._num_rows} rows were read): {mend}.")
 
 
-def _in_order(shares: Sequence[Iterator[Any]], split: str, batches: Sequence[dict[str, int]]) -> Iterator[Any]:
-    """What the shares hold of a split, row by row in the order of the source."""
-    for number, counts in enumerate(batches):
-        yield from itertools.islice(shares[number % len(shares)], counts[split])
+def _in_order(
+    shares: Sequence[Iterator[Any]], split: str, order: Sequence[tuple[int, dict[str, int]]]
+) -> Iterator[Any]:
+    """What the shares hold of a split, row by row: `order` has the share of each batch, and its rows by split."""
+    for number, counts in order:
+        yield from itertools.islice(shares[number], counts[split])
+
+
+def _changed_meanwhile() -> DataError:
+    return DataError("data.path: the data changed while it was encoded. Run again when it is at rest.")
 
 
 def _left_out(config: DataConfig) -> set[str]:

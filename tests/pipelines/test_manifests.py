@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from kubeflow_spark_api import models as spark_models
 
+from components.config import DataConfig
 from components.errors import ArtifactError, ConfigError
+from components.section import effective_settings
 from pipelines import manifests
+from pipelines.config import load_config
 from serving.manifests.config import ServingManifestConfig
 from serving.manifests.documents import CONFIG_FILE, HEADER
 from serving.manifests.render import TARGETS
@@ -72,7 +77,7 @@ def test_written_files_give_themselves_again(target: str, tmp_path: Path) -> Non
     again = invoke(str(first / CONFIG_FILE), "--target", target, "--output", str(second))
     assert again.exit_code == 0, again.output
     assert tree(first) == tree(second)
-    assert list(manifests._NEXT_STEP) == [*TARGETS, "training"]
+    assert list(manifests._NEXT_STEP) == [*TARGETS, "training", "spark"]
 
 
 def test_a_second_call_replaces_the_folder(tmp_path: Path) -> None:
@@ -130,3 +135,43 @@ def test_what_distributed_training_needs(tmp_path: Path) -> None:
     assert result.exit_code == 0 and f"kubectl apply -f {output}" in result.output
     objects = [each for text in tree(output).values() for each in yaml.safe_load_all(text)]
     assert sorted(each["kind"] for each in objects) == ["ClusterTrainingRuntime", "Role", "RoleBinding"]
+
+
+EVALUATE = "evaluate: {thresholds: [{metric: accuracy, above_baseline: 0.1}]}\n"
+SPARK = ("namespace=team-a", "image=ghcr.io/acme/headrace-spark:1", "claim=runs")
+
+
+def test_an_ingest_on_the_spark_operator_is_one_that_its_types_take(tmp_path: Path) -> None:
+    experiment = tmp_path / "taxi.yaml"
+    experiment.write_text(
+        "name: Taxi_1\nseed: 3\n"
+        "data:\n  path: /runs/raw/*.csv\n  label: tip\n  engine: spark\n"
+        "  spark: {master: 'local[2]', conf: {spark.task.maxFailures: 8}}\n" + EVALUATE
+    )
+    result = invoke(
+        f"config={experiment}", *SPARK, "executors=4", "--target", "spark", "--output", str(tmp_path / "out")
+    )
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out/ingest.yaml").read_text()
+    assert text.startswith(HEADER)
+    made = yaml.safe_load(text)
+    kept = spark_models.SparkV1beta2SparkApplication.from_dict(copy.deepcopy(made)).to_dict()
+    assert kept == made  # a field that the operator's types do not know would be gone
+    spec = made["spec"]
+    assert (made["metadata"]["name"], spec["executor"]["instances"]) == ("taxi-1-ingest", 4)
+    assert spec["sparkConf"] == {"spark.task.maxFailures": "8"}
+    assert {pod["volumeMounts"][0]["mountPath"] for pod in (spec["driver"], spec["executor"])} == {"/runs"}
+    _, config, _, examples = spec["arguments"]
+    assert examples == "/runs/Taxi_1/examples"
+    expected = load_config(experiment).step_config("data")
+    given = DataConfig.model_validate_json(config)
+    assert (given.engine, given.spark.master) == ("spark", None)
+    assert effective_settings(given) == effective_settings(expected)
+
+
+def test_a_relative_path_is_none_for_the_spark_operator(tmp_path: Path) -> None:
+    experiment = tmp_path / "taxi.yaml"
+    experiment.write_text("name: taxi\ndata: {path: raw/*.csv, label: tip}\n" + EVALUATE)
+    result = invoke(f"config={experiment}", *SPARK, "--target", "spark", "--output", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "data.path: raw/*.csv is relative to this folder, which pods do not have" in result.output

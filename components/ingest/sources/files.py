@@ -8,7 +8,7 @@ import encodings.aliases
 import gzip
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from components.errors import ConfigError, DataError, did_you_mean
@@ -18,8 +18,8 @@ _BLOCK = 1 << 20
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def find_files(path: str | None) -> list[Path]:
-    """The files that `data.path` names, none of them empty.
+def find_files(path: str | Sequence[Path] | None) -> list[Path]:
+    """The files that `data.path` names, none of them empty; those given, where it has been looked up.
 
     Raises:
         ConfigError: no path was given.
@@ -28,11 +28,11 @@ def find_files(path: str | None) -> list[Path]:
     if path is None:
         raise ConfigError("data.path: this source needs a file, folder or glob.")
     try:
-        files = data_files(path)
+        files = data_files(path) if isinstance(path, str) else list(path)
     except OSError as error:
-        raise unreadable(path, error, "data.path") from error
+        raise unreadable(str(path), error, "data.path") from error
     if not files:
-        what = f"the folder {path} holds no file" if Path(path).is_dir() else f"there is no file {path}"
+        what = f"the folder {path} holds no file" if Path(str(path)).is_dir() else f"there is no file {path}"
         raise DataError(f"data.path: {what} (seen from {Path.cwd()}). Correct the path, or put the data there.")
     for file in files:
         if not _first_bytes(file):
@@ -59,11 +59,11 @@ def at_rest(files: list[Path]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def text_files(path: str | None, encoding: str) -> Iterator[list[Path]]:
+def text_files(path: str | Sequence[Path] | None, encoding: str) -> Iterator[list[Path]]:
     """The files of `data.path` in UTF-8: those in another encoding as copies, which last as long as the block.
 
     Args:
-        path: File, folder or glob.
+        path: File, folder or glob, or files.
         encoding: Any that Python knows, such as `latin-1` or `utf-16`.
 
     Raises:

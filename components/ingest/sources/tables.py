@@ -6,7 +6,7 @@ import contextlib
 import glob
 import gzip
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
 from pathlib import Path
@@ -20,9 +20,10 @@ from components.errors import DataError
 from components.ingest.sources.files import at_rest, find_files, first_lines, names_of, text_files
 
 ROWS_PER_BATCH = 8192
+_JSON: dict[str, object] = {"format": "newline_delimited", "records": True}
 _BYTES_PER_BATCH = 64 << 20
 # No BOOLEAN: it would take yes and no, Y and N, and turn named classes into numbers.
-_CSV_TYPES = ["BIGINT", "HUGEINT", "DOUBLE", "VARCHAR"]
+CSV_TYPES = ["BIGINT", "HUGEINT", "DOUBLE", "VARCHAR"]
 # What DuckDB makes of JSON strings that look like it: the string stays, its zone and digits with it.
 _FROM_JSON_STRINGS = re.compile(r"\b(?:DATE|TIME|TIMESTAMP(?:_\w+| WITH TIME ZONE)?|UUID|JSON)(?=[\[),]|$)")
 
@@ -53,11 +54,20 @@ def csv(
         ConfigError: there is no such encoding.
         DataError: a file cannot be read, is not a CSV, or changed while it was read.
     """
+    with csv_files(path, encoding, delimiter) as files, connected() as connection:
+        yield from batches(connection, csv_scan(connection, files, delimiter, columns, types, null_values))
+
+
+@contextlib.contextmanager
+def csv_files(path: str | Sequence[Path] | None, encoding: str, delimiter: str) -> Iterator[list[Path]]:
+    """The CSV files in UTF-8, as `text_files` gives them; what goes wrong in the block is told with its line.
+
+    Raises:
+        ConfigError, DataError: as `csv`.
+    """
     with text_files(path, encoding) as files:
         try:
-            with connected() as connection:
-                query = csv_scan(connection, files, delimiter, columns, types, null_values)
-                yield from batches(connection, query)
+            yield files
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if (place := _odd_line(files, delimiter)) is not None:
                 raise DataError(f"data.path: {place}. Correct it, or set data.args.delimiter.") from error
@@ -94,17 +104,37 @@ def parquet(*, path: str | None) -> Iterator[pa.RecordBatch]:
     """
     files = find_files(path)
     with at_rest(files):
-        try:
-            parts = [pa.parquet.read_metadata(file) for file in files]
-            schemas = [part.schema.to_arrow_schema().remove_metadata() for part in parts]
-            schema = pa.unify_schemas(schemas, promote_options="permissive")
-            dataset = pa.dataset.dataset([str(file) for file in files], schema=schema, format="parquet")
-            # Little is read ahead, so that the memory does not grow with the row groups.
-            for batch in dataset.to_batches(batch_size=_batch_size(parts), batch_readahead=2, fragment_readahead=1):
-                if batch.num_rows:
-                    yield batch
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable_table(files, error) from error
+        yield from typed_parquet(files, parquet_schema(files))
+
+
+def parquet_schema(files: list[Path]) -> pa.Schema:
+    """The schema of Parquet files, as all of them together have it.
+
+    Raises:
+        DataError: a file cannot be read or is no Parquet file, or a column has types that go together in none.
+    """
+    try:
+        schemas = [pa.parquet.read_schema(file).remove_metadata() for file in files]
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable_table(files, error) from error
+
+
+def typed_parquet(files: list[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of Parquet files in a schema that may be wider than theirs.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    try:
+        parts = [pa.parquet.read_metadata(file) for file in files]
+        dataset = pa.dataset.dataset([str(file) for file in files], schema=schema, format="parquet")
+        # Little is read ahead, so that the memory does not grow with the row groups.
+        for batch in dataset.to_batches(batch_size=_batch_size(parts), batch_readahead=2, fragment_readahead=1):
+            if batch.num_rows:
+                yield batch
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable_table(files, error) from error
 
 
 @contextlib.contextmanager
@@ -130,6 +160,44 @@ def csv_scan(
     null_values: list[str] | None = None,
 ) -> str:
     """The query that reads CSV files in UTF-8; the options are those of `csv`."""
+    options = csv_options(delimiter, columns, null_values)
+    found = csv_types(connection, files, options, types)
+    return typed_csv_scan(files, options, found, quotes_count=not (types or null_values))
+
+
+def csv_types(
+    connection: duckdb.DuckDBPyConnection,
+    files: list[Path],
+    options: Mapping[str, object],
+    types: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """The SQL type of each column of CSV files, as all of them together have it."""
+    guess: dict[str, object] = {"auto_type_candidates": CSV_TYPES}
+    guess |= {"types": types} if types else {}
+    return _types(connection, scan("read_csv", files, {**options, **guess}))
+
+
+def typed_csv_scan(
+    files: list[Path],
+    options: Mapping[str, object],
+    found: Mapping[str, str],
+    *,
+    quotes_count: bool,
+) -> str:
+    """The query that reads CSV files whose types are known; with `quotes_count`, `""` is the empty string."""
+    if not quotes_count:
+        return scan("read_csv", files, {**options, "types": found})
+    # Nothing is left to guess. Numbers are read as text first, for which a quoted empty field may be told from a bare one.
+    as_text = {"types": dict.fromkeys(found, "VARCHAR"), "allow_quoted_nulls": False, "sample_size": 1}
+    values = [
+        quoted(name) if kind == "VARCHAR" else f"CAST(NULLIF({quoted(name)}, '') AS {kind}) AS {quoted(name)}"
+        for name, kind in found.items()
+    ]
+    return f"SELECT {', '.join(values)} FROM ({scan('read_csv', files, {**options, **as_text})})"
+
+
+def csv_options(delimiter: str, columns: list[str] | None, null_values: list[str] | None) -> dict[str, object]:
+    """The options of DuckDB that say all but the types."""
     # Everything but the types is said, because DuckDB's own guess skips lines that do not fit the rest.
     options: dict[str, object] = {
         "header": columns is None,
@@ -142,29 +210,28 @@ def csv_scan(
         "union_by_name": True,
     }
     given = {"names": columns, "nullstr": null_values}
-    options |= {name: value for name, value in given.items() if value is not None}
-    guess: dict[str, object] = {"auto_type_candidates": _CSV_TYPES}
-    guess |= {"types": types} if types else {}
-    found = _types(connection, scan("read_csv", files, options | guess))
-    if types or null_values:
-        return scan("read_csv", files, options | {"types": found})
-    # Nothing is left to guess. Numbers are read as text first, for which a quoted empty field may be told from a bare one.
-    as_text = {"types": dict.fromkeys(found, "VARCHAR"), "allow_quoted_nulls": False, "sample_size": 1}
-    values = [
-        quoted(name) if kind == "VARCHAR" else f"CAST(NULLIF({quoted(name)}, '') AS {kind}) AS {quoted(name)}"
-        for name, kind in found.items()
-    ]
-    return f"SELECT {', '.join(values)} FROM ({scan('read_csv', files, options | as_text)})"
+    return options | {name: value for name, value in given.items() if value is not None}
 
 
 def json_scan(connection: duckdb.DuckDBPyConnection, files: list[Path], types: Mapping[str, str] | None = None) -> str:
     """The query that reads JSON Lines files in UTF-8."""
-    options: dict[str, object] = {"format": "newline_delimited", "records": True}
+    return typed_json_scan(files, json_types(connection, files, types))
+
+
+def json_types(
+    connection: duckdb.DuckDBPyConnection, files: list[Path], types: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The SQL type of each column of JSON Lines files, as all of them together have it."""
     # A map's threshold below 0: an object is always a struct.
     guess = {"sample_size": -1, "union_by_name": True, "map_inference_threshold": -1}
-    found = _types(connection, scan("read_json", files, options | guess))
+    found = _types(connection, scan("read_json", files, _JSON | guess))
     found = {name: _FROM_JSON_STRINGS.sub("VARCHAR", kind) for name, kind in found.items()}
-    return scan("read_json", files, options | {"columns": found | dict(types or {})})
+    return found | dict(types or {})
+
+
+def typed_json_scan(files: list[Path], found: Mapping[str, str]) -> str:
+    """The query that reads JSON Lines files whose types are known; a column that they lack is missing."""
+    return scan("read_json", files, {**_JSON, "columns": found})
 
 
 def unreadable_table(files: list[Path], error: Exception) -> DataError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +36,60 @@ def tfrecord(*, path: str | None) -> Iterator[pa.RecordBatch]:
     """
     files = find_files(path)
     with at_rest(files):
-        features: dict[str, _Feature] = {}
-        num_records = 0
-        for file, record in _read(files):
-            num_records += 1
-            _note(features, record, file)
-        builders = {name: features[name].builder(num_records) for name in sorted(features)}
-        rows: list[tf.train.SequenceExample] = []
-        num_bytes = 0
-        for _, record in _read(files):
-            rows.append(record)
-            num_bytes += record.ByteSize()
-            if len(rows) == _ROWS_PER_BATCH or num_bytes >= _BYTES_PER_BATCH:
-                yield _batch(rows, features, builders)
-                rows, num_bytes = [], 0
-        if rows:
+        yield from typed_records(files, record_types(files))
+
+
+def record_types(files: list[Path]) -> RecordTypes:
+    """What all records of some files say of their features.
+
+    Raises:
+        DataError: as `tfrecord`.
+    """
+    types = RecordTypes()
+    for file, record in _read(files):
+        types.num_records += 1
+        _note(types.features, record, file)
+    return types
+
+
+def typed_records(files: list[Path], types: RecordTypes) -> Iterator[pa.RecordBatch]:
+    """The records of some files, which may be a part of those that the types are of.
+
+    Raises:
+        DataError: as `tfrecord`.
+    """
+    features = types.features
+    builders = {name: features[name].builder(types.num_records) for name in sorted(features)}
+    rows: list[tf.train.SequenceExample] = []
+    num_bytes = 0
+    for _, record in _read(files):
+        rows.append(record)
+        num_bytes += record.ByteSize()
+        if len(rows) == _ROWS_PER_BATCH or num_bytes >= _BYTES_PER_BATCH:
             yield _batch(rows, features, builders)
+            rows, num_bytes = [], 0
+    if rows:
+        yield _batch(rows, features, builders)
 
 
 @dataclass
-class _Feature:
+class RecordTypes:
+    """What the records of some files say of their features."""
+
+    features: dict[str, RecordFeature] = field(default_factory=dict)
+    num_records: int = 0
+
+    def merge(self, other: RecordTypes) -> bool:
+        """Add what other files say; false, and nothing of use, if a feature is of another type there."""
+        self.num_records += other.num_records
+        return all(
+            self.features.setdefault(name, RecordFeature(each.kind, each.is_list, each.least, each.most, 0)).merge(each)
+            for name, each in other.features.items()
+        )
+
+
+@dataclass
+class RecordFeature:
     """What all records say of a feature, or of the steps of a feature list."""
 
     kind: str
@@ -64,6 +98,13 @@ class _Feature:
     most: int
     records: int = 0
     one_value_a_step: bool = True
+
+    def merge(self, other: RecordFeature) -> bool:
+        """Add what other records say; false if they are of another type."""
+        self.least, self.most = min(self.least, other.least), max(self.most, other.most)
+        self.records += other.records
+        self.one_value_a_step &= other.one_value_a_step
+        return (self.kind, self.is_list) == (other.kind, other.is_list)
 
     def builder(self, num_records: int) -> Callable[[Sequence[Any]], pa.Array]:
         """What makes a column of the values of some records, None where there are none."""
@@ -97,7 +138,7 @@ def _read(files: list[Path]) -> Iterator[tuple[Path, tf.train.SequenceExample]]:
             raise DataError(f"data.path: {file} holds records that are no tf.train.Example: {error}.") from error
 
 
-def _note(features: dict[str, _Feature], record: tf.train.SequenceExample, file: Path) -> None:
+def _note(features: dict[str, RecordFeature], record: tf.train.SequenceExample, file: Path) -> None:
     for name, feature in record.context.feature.items():
         if (kind := feature.WhichOneof("kind")) is not None:
             _note_one(features, name, kind, False, len(getattr(feature, kind).value), file)
@@ -109,8 +150,8 @@ def _note(features: dict[str, _Feature], record: tf.train.SequenceExample, file:
             features[name].one_value_a_step = False
 
 
-def _note_one(features: dict[str, _Feature], name: str, kind: str, is_list: bool, length: int, file: Path) -> None:
-    known = features.setdefault(name, _Feature(kind, is_list, length, length))
+def _note_one(features: dict[str, RecordFeature], name: str, kind: str, is_list: bool, length: int, file: Path) -> None:
+    known = features.setdefault(name, RecordFeature(kind, is_list, length, length))
     if known.kind != kind:
         raise DataError(
             f"data.path: feature '{name}' is {known.kind} in some records and {kind} in {file}. It must have one type."
@@ -122,7 +163,9 @@ def _note_one(features: dict[str, _Feature], name: str, kind: str, is_list: bool
 
 
 def _batch(
-    rows: list[tf.train.SequenceExample], features: dict[str, _Feature], builders: dict[str, Callable[..., pa.Array]]
+    rows: list[tf.train.SequenceExample],
+    features: dict[str, RecordFeature],
+    builders: dict[str, Callable[..., pa.Array]],
 ) -> pa.RecordBatch:
     def values(row: tf.train.SequenceExample, name: str) -> Any:
         feature = features[name]
