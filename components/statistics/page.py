@@ -104,6 +104,11 @@ def _zeros(found: FeatureStatistics) -> str:
     return _marked((found.zeros or 0) / max(num_values, 1), _MANY_ZEROS)
 
 
+def _whole(count: int | None) -> str:
+    """Nothing where nobody counted, as of files."""
+    return "" if count is None else f"{count:,}"
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
@@ -160,7 +165,7 @@ _GROUPS: list[tuple[str, set[str], list[_Column]]] = [
         "Categorical features",
         {"string"},
         [
-            ("unique", lambda found: f"{found.num_unique:,}"),
+            ("unique", lambda found: _whole(found.num_unique)),
             ("not UTF-8", lambda found: str(found.num_invalid_utf8 or "")),
             _LENGTH,
         ],
@@ -169,8 +174,8 @@ _GROUPS: list[tuple[str, set[str], list[_Column]]] = [
         "Texts",
         {"text"},
         [
-            ("words", lambda found: f"{found.num_tokens:,}"),
-            ("different words", lambda found: f"{found.num_unique:,}"),
+            ("words", lambda found: _whole(found.num_tokens)),
+            ("different words", lambda found: _whole(found.num_unique)),
             _LENGTH,
         ],
     ),

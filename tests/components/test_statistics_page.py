@@ -89,7 +89,7 @@ def _artifact(folder: Path, sides: dict[str, Statistics], slices: dict[str, Stat
         (out.path / "statistics.json").write_text(to_json(sides))
         if slices is not None:
             (out.path / "slices.json").write_text(to_json(slices))
-        out.result = ValidateResult(num_examples={}, label="n", num_classes=None, warnings=[])
+        out.result = ValidateResult(num_examples={}, label="n", num_classes=None, warnings=[], anomalies=[])
 
 
 def test_the_command_shows_splits_of_one_run_and_a_split_of_two(tmp_path):

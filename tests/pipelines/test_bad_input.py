@@ -169,7 +169,11 @@ def flipped(content: bytes, at: int) -> bytes:
         ("x.csv", lambda _: b"", "x.csv is empty. Delete it or write it again."),
         ("x.csv", lambda data: data[: data.index(b"\n") + 1], "x.csv holds no rows."),
         ("x.csv", lambda _: bytes(range(256)) * 9, "x.csv cannot be read"),
-        ("x.csv", lambda data: data.replace(b"Cash", b"Esp\xe8ces"), "text must be in UTF-8"),
+        (
+            "x.csv",
+            lambda data: data.replace(b"Cash", b"Esp\xe8ces"),
+            "text that is not in UTF-8 needs data.args.encoding",
+        ),
         ("x.csv", lambda data: data + b"1,2,3\n", "line 502 has 3 fields, the first line has 19"),
         ("x.csv", lambda data: data.replace(b",", b";"), "set data.args.delimiter?"),
         ("x.csv", gzip.compress, "x.csv cannot be read"),
