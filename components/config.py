@@ -19,6 +19,9 @@ from components.section import Section as Section
 from components.section import inherited, without_effect
 from components.section import inherited_fields as inherited_fields
 from components.section import refuse_unread as _refuse_unread
+from components.spans import refuse_odd_pattern
+from components.split_config import LeakageConfig as LeakageConfig
+from components.split_config import SplitConfig as SplitConfig
 from components.transform_config import NOTHING_MORE, TransformNeeds
 from components.transform_config import TransformConfig as TransformConfig
 
@@ -63,35 +66,6 @@ REFUSED_CALLBACKS: dict[str, str] = {
 }
 
 
-class SplitConfig(Section):
-    """How rows are divided into train, validation and test."""
-
-    method: Literal["hash", "column"] = Field(
-        "hash", description="hash: by a stable hash of the row or of `key`; column: `column` says it."
-    )
-    key: list[str] = Field(
-        [], description="hash: columns that name an entity, whose rows stay together; empty: whole row."
-    )
-    validation: Fraction = Field(
-        0.1, description="Share of the rows (hash), or of the train rows where the column names no validation rows."
-    )
-    test: Fraction = Field(0.1, description="hash: share of the rows.")
-    column: str = Field(
-        "split", description="column: the one whose values are train, validation (or eval, dev, val) and test."
-    )
-
-    @model_validator(mode="after")
-    def _leaves_rows_to_train_on(self) -> SplitConfig:
-        if self.validation + self.test >= 1:
-            raise ValueError("validation + test must be below 1, or no rows are left to train on")
-        return self
-
-    @model_validator(mode="after")
-    def _options_have_a_reader(self) -> SplitConfig:
-        _refuse_unread(self, ["column"] if self.method == "hash" else ["key", "test"], f"method: {self.method}")
-        return self
-
-
 class SparkConfig(Section):
     """Where `data.engine: spark` runs."""
 
@@ -113,8 +87,14 @@ class DataConfig(Section):
     )
     path: str | None = Field(
         None,
-        description="File, folder or glob, relative to the working directory, or below s3://bucket, gs://bucket or https://host.",
+        description="File, folder or glob, relative to the working directory, or below s3://bucket, gs://bucket or "
+        "https://host. {SPAN}, {VERSION} and {YYYY}{MM}{DD} stand for the newest that there is.",
     )
+    span: int | str | None = Field(
+        None, description="Number or date of the span to read; with a window the last one. Default: the newest."
+    )
+    window: Count | None = Field(None, description="Spans to read, up to the newest. Default: one.")
+    allow_gaps: bool = Field(False, description="Whether spans of the window may lie apart, as weekly dates do.")
     args: dict[str, Any] = Field({}, description="Further arguments of the source.")
     label: str = Field("label", description="Column to predict.")
     task: Literal["binary", "multiclass", "regression"] = "multiclass"
@@ -127,6 +107,7 @@ class DataConfig(Section):
     limit: Count | None = Field(None, description="Read at most this many rows of each split.")
     examples_per_shard: Count = 20_000
     split: SplitConfig = SplitConfig()
+    leakage: LeakageConfig = LeakageConfig()
     engine: Literal["local", "spark"] = without_effect(
         "local", "spark: ingest and statistics run on Apache Spark, with the same result to the byte."
     )
@@ -134,9 +115,36 @@ class DataConfig(Section):
     seed: int = inherited(0)
 
     @model_validator(mode="after")
-    def _engine_reads_its_settings(self) -> DataConfig:
+    def _engine_can_do_what_is_asked(self) -> DataConfig:
         _refuse_unread(self, ["spark"] if self.engine == "local" else [], f"engine: {self.engine}")
+        if self.engine == "spark" and self.split.method not in ("hash", "column", "fold"):
+            raise ValueError(
+                f"engine: spark cannot split by {self.split.method} yet: use hash, column or fold, or engine: local"
+            )
+        if self.engine == "spark" and self.path is not None and "{" in self.path:
+            raise ValueError("engine: spark cannot look for spans in path yet: name the files, or use engine: local")
         return self
+
+    @model_validator(mode="after")
+    def _spans_have_a_pattern(self) -> DataConfig:
+        refuse_odd_pattern(self.path_patterns, span=self.span, window=self.window, allow_gaps=self.allow_gaps)
+        newest = self.split.validation_spans + self.split.test_spans
+        if self.split.method == "span" and (self.window or 1) <= newest:
+            raise ValueError(
+                f"split.method: span takes {newest} spans for validation and test and needs at least one more to train "
+                f"on: set window to {newest + 1} or more, received {self.window}"
+            )
+        if self.split.method == "path" and self.path is None:
+            raise ValueError("split.method: path needs path, the folder that split.paths start from")
+        return self
+
+    @property
+    def path_patterns(self) -> dict[str | None, str | None]:
+        """Split -> glob of its files, if files decide; else the one path of all, by None."""
+        if self.split.method != "path" or self.path is None:
+            return {None: self.path}
+        globs = self.split.paths.model_dump(exclude_none=True)
+        return {split: f"{self.path.rstrip('/')}/{glob}" for split, glob in globs.items()}
 
     @model_validator(mode="after")
     def _classes_are_distinct_and_have_a_reader(self) -> DataConfig:

@@ -1,6 +1,7 @@
 """Examples at rest: TFRecord shards of `tf.train.Example` beside a `features.json`, and how they are read back.
 
     <examples>/features.json                                {"features", "label", "task", "classes", "num_examples"}
+    <examples>/leakage.json                                 what splits share, as a list of anomalies
     <examples>/<split>/part-00000-of-00003.tfrecord         rows of a split in the order of the source
 
 A missing value is left out of its Example and comes back as `MISSING_INT`, NaN or the empty string. Lists of varying
@@ -24,6 +25,7 @@ from components.errors import ConfigError, DataError, did_you_mean
 from models.spec import Task
 
 FEATURES_FILE = "features.json"
+LEAKAGE_FILE = "leakage.json"
 SPLITS = ("train", "validation", "test")
 MISSING_INT = -(2**63)
 MISSING: dict[str, Any] = {"int": MISSING_INT, "float": float("nan"), "string": b""}

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from components import object_store
 from components.config import DataConfig
 from components.errors import ConfigError, DataError
+from components.spans import Input, find_inputs
 
 if TYPE_CHECKING:
     from serving.traffic import Traffic
@@ -95,7 +96,43 @@ def why_unknown(step: str, config: BaseModel) -> str | None:
     return None
 
 
+def data_inputs(config: DataConfig) -> list[Input]:
+    """What `data.path` stands for now: the newest span, or those asked for, or the files of each split.
+
+    Raises:
+        DataError: there is no such span, or the splits share a file.
+    """
+    return find_inputs(config, object_store.StoreListing() if object_store.is_remote(config.path) else _DiskListing())
+
+
+class _DiskListing:
+    """What lies where on this machine."""
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(folder) if Path(folder).is_dir() else []
+        except OSError as error:
+            raise unreadable(folder, error, "data.path") from error
+
+    def files(self, path: str) -> list[str]:
+        try:
+            return [str(file) for file in data_files(path)]
+        except OSError as error:
+            raise unreadable(path, error, "data.path") from error
+
+
 def _data_digest(config: DataConfig) -> str | None:
+    inputs = data_inputs(config)
+    digests = [_digest_at(config.model_copy(update={"path": each.path})) for each in inputs]
+    if None in digests:
+        return None
+    if [each.path for each in inputs] == [config.path]:
+        return digests[0]
+    told = [[each.record(), digest] for each, digest in zip(inputs, digests, strict=True)]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _digest_at(config: DataConfig) -> str | None:
     is_remote = object_store.is_remote(config.path)
     return object_store.data_digest(config) if is_remote else digest_data(config.path, "data.path")
 

@@ -95,8 +95,13 @@ def _outside(origin: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What a step read that is no artifact: the data, the champion, the request log."""
     for name, digest in origin["outside"].items():
         place = origin["config"].get(_SETTING_OF.get(name, name))
-        if isinstance(digest, str) and place:
-            yield _location(place) | {"facets": _version(digest)}
+        if not isinstance(digest, str) or not place:
+            continue
+        read = origin["result"].get("inputs") if name == "data" else None
+        for each in read or [{"path": place}]:
+            chosen = {key: value for key, value in each.items() if key != "path"}
+            facet = {"headrace_input": _facet("DatasetFacet", **chosen)} if chosen else {}
+            yield _location(each["path"]) | {"facets": _version(digest) | facet}
 
 
 def _location(place: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from serving.errors import ServingError
 from serving.object_store import GRAPHS, Folder, copied, copy_folder, is_uri, versions_of, what_was_copied
 
 __all__ = [
+    "StoreListing",
     "absolute",
     "base_path",
     "data_digest",
@@ -61,6 +62,31 @@ def data_uris(config: DataConfig) -> list[str]:
     with explained("data.path"):
         store, files, _ = _select(str(config.path))
     return [f"{store.uri}/{glob.escape(name)}" for name in sorted(files, key=Path)]
+
+
+class StoreListing:
+    """What lies where in a store or on the web, as `components.spans.Listing` has it; a DataError if it does not answer."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[str]] = {}  # folder -> all that lies below it
+
+    def names(self, folder: str) -> list[str]:
+        """Files and folders in a folder."""
+        above = next((known for known in self._known if f"{folder}/".startswith(f"{known}/")), None)
+        if above is None:
+            above = folder
+            with explained("data.path"):
+                kind: type[Folder | WebFolder] = WebFolder if is_web(folder) else Folder
+                self._known[folder] = list(kind(folder).files())
+        start = f"{folder}/".removeprefix(f"{above}/")
+        below = [name.removeprefix(start) for name in self._known[above] if name.startswith(start)]
+        return sorted({name.partition("/")[0] for name in below})
+
+    def files(self, path: str) -> list[str]:
+        """The URIs that a path, folder or glob names."""
+        with explained("data.path"):
+            store, files, _ = _select(path)
+            return [f"{store.uri}/{name}" for name in files]
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ SOURCES = {
     "image_manifest": "components.ingest.sources:image_manifest",
     "jsonl": "components.ingest.sources:jsonl",
     "numpy": "components.ingest.sources:numpy_arrays",
+    "nyc_flights": "components.ingest.samples:nyc_flights",
     "parquet": "components.ingest.sources:parquet",
     "reuters_r8": "components.ingest.samples:reuters_r8",
     "sql": "components.ingest.sources:sql",

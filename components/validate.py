@@ -13,7 +13,7 @@ from components.anomalies import Anomaly
 from components.config import ValidateConfig
 from components.distances import distance
 from components.errors import ConfigError, did_you_mean
-from components.examples import ExamplesInfo, check_slices, read_info
+from components.examples import LEAKAGE_FILE, ExamplesInfo, check_slices, read_info
 from components.schema import SCHEMA_FILE, Schema, load_schema, write_schema
 from components.schema.checks import compare
 from components.schema.drift import MAX_DISTANCE, drift, exceeded
@@ -82,8 +82,9 @@ def validate(*, examples: Path, statistics: Path, config: ValidateConfig) -> Val
         computed = {split: builder.finish() for split, builder in builders.items()}
         schema = supplied or infer_schema(computed["train"], info.label)
         before = {} if last is None else load_statistics(last.parent)
+        shared = [Anomaly(**fields) for fields in json.loads((examples / LEAKAGE_FILE).read_text())]
         seen = _anomalies(info, computed, before, schema, supplied is not None, config)
-        found = list(anomalies.with_severities(seen, config.severities))
+        found = list(anomalies.with_severities([*shared, *seen], config.severities))
         anomalies.raise_errors(found)
         (out.path / STATISTICS_FILE).write_text(to_json(computed))
         (out.path / "statistics.html").write_text(html(computed))

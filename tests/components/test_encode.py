@@ -52,6 +52,9 @@ def shares_of(folder: Path, config: DataConfig, num_shares: int) -> list[Path]:
         (2, {"split": {"method": "column", "column": "part", "validation": 0.3}}),
         (3, {"split": {"method": "column", "column": "part", "validation": 0.3}, "limit": 15, "drop": ["text"]}),
         (17, {"split": {"validation": 0.2, "test": 0.2}}),  # more than there are batches
+        (3, {"split": {"method": "fold", "num_folds": 3, "fold": 1}, "leakage": {"key": ["text"]}}),
+        (3, {"split": {"method": "time", "column": "number", "validation": 0.2}, "drop": ["number"]}),
+        (2, {"split": {"method": "column", "column": "part", "key": ["text"]}, "leakage": {"key": ["text"]}}),
     ],
 )
 def test_all_shares_together_are_the_examples(
@@ -64,6 +67,23 @@ def test_all_shares_together_are_the_examples(
     one, other = (artifacts.read_manifest(tmp_path / name) for name in ("whole", "together"))
     assert dataclasses.asdict(one) == dataclasses.asdict(other)
     artifacts.check_files(tmp_path / "together", other)
+
+
+@pytest.mark.parametrize("method", ["span", "path"])
+def test_shares_of_several_files_are_alike(tmp_path: Path, method: str) -> None:
+    for span in range(4):
+        lines = [f"{row},word {row % 13},{'yes' if row % 3 else 'no'}" for row in range(span * 30, span * 30 + 40)]
+        (tmp_path / f"{span}.csv").write_text("\n".join(["number,text,label", *lines]) + "\n")
+    settings: dict[str, Any] = {
+        "span": {"path": f"{tmp_path}/{{SPAN}}.csv", "window": 4, "split": {"method": "span", "test_spans": 2}},
+        "path": {"path": str(tmp_path), "split": {"method": "path", "paths": {"train": "[012].csv", "test": "3.csv"}}},
+    }
+    config = config_of(tmp_path, **settings[method])
+    whole = ingest(examples=tmp_path / "whole", config=config)
+    assert whole.inputs and whole.leakage
+    shares = shares_of(tmp_path, config, 3)
+    assert ingest(examples=tmp_path / "together", config=config, encoded=shares) == whole
+    assert len({artifacts.read_manifest(tmp_path / name).digest for name in ("whole", "together")}) == 1
 
 
 def test_each_share_encodes_its_batches_alone(data: Path, tmp_path: Path) -> None:

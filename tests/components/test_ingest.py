@@ -136,6 +136,7 @@ def test_validation_is_carved_where_the_column_names_none(tmp_path, examples_per
     assert 5 <= len(ids["validation"]) <= 40
     assert sorted(path.name for path in (tmp_path / "e").iterdir()) == [
         "features.json",
+        "leakage.json",
         "manifest.json",
         "test",
         "train",

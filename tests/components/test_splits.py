@@ -9,6 +9,7 @@ import pytest
 from components.config import SplitConfig
 from components.errors import DataError
 from components.ingest.splits import TEST, TRAIN, VALIDATION, assign, row_shares
+from components.split_config import SplitPaths
 
 
 def _people(count: int) -> pa.RecordBatch:
@@ -91,6 +92,51 @@ def test_a_hundred_thousand_rows_take_seconds_at_most():
     start = time.perf_counter()
     assign(batch, SplitConfig(), seed=0)
     assert time.perf_counter() - start < 5
+
+
+def test_each_row_is_test_in_one_fold_and_validation_by_its_hash_alone():
+    batch = _people(20_000)
+    folds = [assign(batch, SplitConfig(method="fold", num_folds=4, fold=k, validation=0.25), seed=0) for k in range(4)]
+    np.testing.assert_array_equal(sum((each == TEST).astype(int) for each in folds), np.ones(20_000))
+    for each in folds:
+        assert np.bincount(each) / 20_000 == pytest.approx([0.5625, 0.1875, 0.25], abs=0.01)
+    # Validation rows are the same in all folds but the one that tests them.
+    number_of_times = sum((each == VALIDATION).astype(int) for each in folds)
+    assert set(number_of_times.tolist()) == {0, 3}
+    np.testing.assert_array_equal(
+        assign(batch.slice(700), SplitConfig(method="fold", num_folds=4, fold=1), 0),
+        assign(batch, SplitConfig(method="fold", num_folds=4, fold=1), 0)[700:],
+    )
+
+
+def test_the_folds_of_rows_are_fixed_for_good():
+    batch = pa.RecordBatch.from_pydict({"a": list(range(12))})
+    of_fold = [assign(batch, SplitConfig(method="fold", num_folds=3, fold=k), seed=0) == TEST for k in range(3)]
+    assert np.argmax(of_fold, axis=0).tolist() == np.floor(row_shares(batch, [], seed=0) * 3).astype(int).tolist()
+
+
+def test_entities_stay_in_one_fold():
+    batch = _people(2000)
+    persons = np.array(batch.column("person").to_pylist())
+    folds = assign(batch, SplitConfig(method="fold", key=["person"]), seed=0)
+    assert all(len(set(folds[persons == person])) == 1 for person in set(persons))
+
+
+@pytest.mark.parametrize(
+    ("config", "carved"),
+    [
+        (SplitConfig(method="path", paths=SplitPaths(train="a", test="b"), validation=0.2), 0.2),
+        (SplitConfig(method="path", paths=SplitPaths(train="a", validation="c", test="b")), 0.0),
+        (SplitConfig(method="span", validation=0.3), 0.3),
+        (SplitConfig(method="span", validation_spans=2), 0.0),
+    ],
+)
+def test_rows_belong_to_where_their_file_lies_and_validation_is_carved_if_nothing_names_it(config, carved):
+    batch = _people(20_000)
+    assert set(assign(batch, config, 0, "test").tolist()) == {TEST}
+    assert set(assign(batch, config, 0, "validation").tolist()) == {VALIDATION}
+    of_train = np.bincount(assign(batch, config, 0, "train"), minlength=3) / 20_000
+    assert of_train == pytest.approx([1 - carved, carved, 0], abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["validation", "valid", "val", "eval", "dev", " Dev "])

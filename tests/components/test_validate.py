@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from components.artifacts import read_manifest
-from components.config import DataConfig, SplitConfig, ValidateConfig
+from components.config import DataConfig, LeakageConfig, SplitConfig, ValidateConfig
 from components.errors import ArtifactError, ConfigError, DataError
 from components.ingest import ingest
 from components.schema import load_schema
@@ -25,7 +25,9 @@ def rows(*, path):
     yield pa.RecordBatch.from_pydict(_rows)
 
 
-def _validate(folder: Path, data: dict[str, Any] | None = None, **fields: Any) -> ValidateResult:
+def _validate(
+    folder: Path, data: dict[str, Any] | None = None, check_leakage: bool = False, **fields: Any
+) -> ValidateResult:
     """Ingest `{column: {split: values}}` with the label of LABELS unless given, and validate it."""
     columns = {"label": LABELS, **(data or {})}
     splits = {split: len(values) for split, values in columns["label"].items()}
@@ -35,7 +37,11 @@ def _validate(folder: Path, data: dict[str, Any] | None = None, **fields: Any) -
     _rows.update({name: [v for split in splits for v in values[split]] for name, values in columns.items()})
     about = {name: fields.pop(name) for name in ("task", "classes") if name in fields}
     config = DataConfig(
-        source="tests.components.test_validate:rows", split=SplitConfig(method="column"), **{"task": "binary", **about}
+        source="tests.components.test_validate:rows",
+        split=SplitConfig(method="column"),
+        # The rows of most tests are alike in all splits.
+        leakage=LeakageConfig(check=check_leakage),
+        **{"task": "binary", **about},
     )
     ingest(examples=folder / "examples", config=config)
     return validate(examples=folder / "examples", statistics=folder / "statistics", config=ValidateConfig(**fields))
@@ -48,6 +54,15 @@ def test_good_data_passes_without_a_word(tmp_path):
     assert {split: found["x"].count for split, found in statistics.items()} == {"train": 12, "validation": 2, "test": 2}
     assert load_schema(tmp_path / "statistics" / "schema.yaml").features["label"].domain == ["a", "b"]
     assert json.loads((tmp_path / "statistics" / "anomalies.json").read_text()) == []
+
+
+def test_what_splits_share_is_told_and_can_be_an_error(tmp_path):
+    result = _validate(tmp_path, check_leakage=True)
+    assert [(found["kind"], found["split"], found["severity"]) for found in result.anomalies] == [
+        ("SPLITS_SHARE_ROWS", split, "warning") for split in ("validation", "test", "test")
+    ]
+    with pytest.raises(DataError, match=r"2 of 2 rows are in the train split, too, .* \[SPLITS_SHARE_ROWS\]"):
+        _validate(tmp_path, check_leakage=True, severities={"SPLITS_SHARE_ROWS": "error"})
 
 
 def _labels(train: list[Any], validation: list[Any], test: list[Any]) -> dict[str, Any]:
