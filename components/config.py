@@ -115,14 +115,8 @@ class DataConfig(Section):
     seed: int = inherited(0)
 
     @model_validator(mode="after")
-    def _engine_can_do_what_is_asked(self) -> DataConfig:
+    def _spark_is_read_by_engine_spark(self) -> DataConfig:
         _refuse_unread(self, ["spark"] if self.engine == "local" else [], f"engine: {self.engine}")
-        if self.engine == "spark" and self.split.method not in ("hash", "column", "fold"):
-            raise ValueError(
-                f"engine: spark cannot split by {self.split.method} yet: use hash, column or fold, or engine: local"
-            )
-        if self.engine == "spark" and self.path is not None and "{" in self.path:
-            raise ValueError("engine: spark cannot look for spans in path yet: name the files, or use engine: local")
         return self
 
     @model_validator(mode="after")

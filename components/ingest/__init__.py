@@ -21,6 +21,7 @@ from components.external import data_inputs
 from components.ingest.inputs import alike
 from components.ingest.rows import Rows
 from components.ingest.sources import record_batches
+from components.spans import Input
 
 
 @dataclass(frozen=True)
@@ -66,22 +67,19 @@ def ingest(*, examples: Path, config: DataConfig, encoded: Sequence[Path] = ()) 
     with artifacts.writing(examples, step="ingest", inputs={}, config=config) as out:
         rows = Rows(out.path, config)
         if encoded:
-            share = rows.take(encoded)
-            warnings, inputs, cut_offs = share.warnings, share.inputs, share.cut_offs
-        else:
-            if config.engine == "spark":
-                from components.ingest.on_spark import read_on_spark  # which reads by the functions here
+            warnings = rows.take(encoded)
+        elif config.engine == "spark":
+            from components.ingest.on_spark import read_on_spark  # which reads by the functions here
 
-                warnings = read_on_spark(rows, config, out.scratch)
-            else:
-                warnings = read_rows(rows, config, out.scratch / "data")
-            inputs, cut_offs = rows.inputs, rows.cut_offs
+            warnings = read_on_spark(rows, config, out.scratch)
+        else:
+            warnings = read_rows(rows, config, out.scratch / "data")
         info, num_shards, anomalies = rows.finish()
         write_info(out.path, info)
         leakage = [dataclasses.asdict(anomaly) for anomaly in anomalies]
         (out.path / LEAKAGE_FILE).write_text(json.dumps(leakage, indent=1) + "\n")
         kinds = {name: feature.type for name, feature in info.features.items()}
-        read = (warnings, inputs, cut_offs, leakage)
+        read = (warnings, rows.inputs, rows.cut_offs, leakage)
         out.result = IngestResult(info.num_examples, num_shards, kinds, info.label, *read)
     result: IngestResult = out.result
     return result
@@ -101,8 +99,7 @@ def read_rows(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
     Raises:
         ConfigError, DataError: as `ingest`.
     """
-    inputs = data_inputs(config)
-    rows.inputs = [each.record() for each in inputs] if [each.path for each in inputs] != [config.path] else []
+    inputs = find_inputs(rows, config)
     with contextlib.ExitStack() as stack, progress.warnings_kept() as warnings:
         local = [
             stack.enter_context(
@@ -115,17 +112,27 @@ def read_rows(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
             rows.see_times(itertools.chain(*alike([read_source(each) for each in local], names)))
             warnings.clear()  # told again in the second pass
         for each, batches in zip(inputs, alike([read_source(each) for each in local], names), strict=True):
-            for batch in batches:
-                rows.write(batch, each.split)
-                if rows.full:
-                    return warnings
+            write_batches(rows, batches, each.split)
+            if rows.full:
+                break
         return warnings
 
 
-def write_batches(rows: Rows, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write batches as far as the rows have room."""
+def find_inputs(rows: Rows, config: DataConfig) -> list[Input]:
+    """What is to be read; `rows` keeps a record of it, unless the configuration says it all.
+
+    Raises:
+        DataError: as `components.external.data_inputs`.
+    """
+    inputs = data_inputs(config)
+    rows.inputs = [each.record() for each in inputs] if [each.path for each in inputs] != [config.path] else []
+    return inputs
+
+
+def write_batches(rows: Rows, batches: Iterable[pa.RecordBatch], part: str | None = None) -> None:
+    """Write batches, of files of the split `part` if files decide, as far as the rows have room."""
     for batch in batches:
-        rows.write(batch)
+        rows.write(batch, part)
         if rows.full:
             break
 

@@ -29,6 +29,7 @@ _IN_MEMORY = 1 << 21
 _PARTS = 256
 _CARVED = 3  # of the train rows those that become validation if no row else is
 _MOST_TEXTS = 100_000
+_NO_ENTITY = np.uint64(0)
 _MOST_EXAMPLES = 5
 _KEYS = "keys.json"
 
@@ -51,8 +52,11 @@ class Leakage:
         decides = split.key if by_hash else [split.column]
         all_seen = not config.drop if by_hash and not split.key else set(decides).isdisjoint(config.drop)
         rows_can_leak = config.leakage.check and not (all_seen and (by_hash or split.method == "time"))
-        self._rows = _Codes(folder / "rows") if rows_can_leak else None
-        self._entities = _Codes(folder / "entities") if entities_can_leak else None
+        # With a limit the order of the rows matters, and they are few.
+        in_memory = _IN_MEMORY if config.limit is None else None
+        self._limit = config.limit
+        self._rows = _Codes(folder / "rows", in_memory) if rows_can_leak else None
+        self._entities = _Codes(folder / "entities", in_memory) if entities_can_leak else None
         self._texts: dict[int, str] = {}
         self._folder = folder
         self._by_hash = by_hash
@@ -75,16 +79,15 @@ class Leakage:
             self._rows.add(np.frombuffer(digests, "<u8"), codes)
         if self._entities is not None:
             is_known = functools.reduce(pc.or_, [batch.column(name).is_valid() for name in self._key])
-            codes = codes[is_known.to_numpy(zero_copy_only=False)]
-            distinct = row_texts(batch, self._key).filter(is_known).dictionary_encode()
+            distinct = row_texts(batch, self._key).dictionary_encode()
             texts = distinct.dictionary.to_pylist()
             digests = b"".join(
                 [hashlib.blake2b(t.encode(errors="surrogatepass"), digest_size=8).digest() for t in texts]
             )
             hashes = np.frombuffer(digests, "<u8")
-            self._entities.add(hashes[distinct.indices.to_numpy()], codes)
-            if len(self._texts) < _MOST_TEXTS:
-                self._texts.update(zip((hashes >> np.uint64(2)).tolist(), texts, strict=True))
+            of_rows = hashes[distinct.indices.to_numpy()]
+            self._entities.add(np.where(is_known.to_numpy(zero_copy_only=False), of_rows, _NO_ENTITY), codes)
+            self._keep(dict(zip((hashes >> np.uint64(2)).tolist(), texts, strict=True)))
 
     def save(self, folder: Path) -> None:
         """Write what one share of the rows has shown."""
@@ -97,8 +100,8 @@ class Leakage:
     def load(self, folder: Path) -> None:
         """Add what `save` wrote."""
         for name, codes in self._looked_at():
-            codes.load(folder / name)
-        self._texts |= {int(number): text for number, text in json.loads((folder / _KEYS).read_text()).items()}
+            codes.load(folder / name, self._limit)
+        self._keep({int(number): text for number, text in json.loads((folder / _KEYS).read_text()).items()})
 
     def anomalies(self, num_examples: dict[str, int], *, carved: bool) -> list[Anomaly]:
         """What was found, for each two splits.
@@ -108,6 +111,7 @@ class Leakage:
             carved: Whether validation rows were taken from those of train.
         """
         found = []
+        self._texts = self._first_texts()
         for name, codes in self._looked_at():
             for (first, second), shared in sorted(codes.shared(carved, self._texts).items()):
                 total = num_examples[SPLITS[second]]
@@ -115,6 +119,15 @@ class Leakage:
                 found.append(tell(SPLITS[first], SPLITS[second], shared, total))
         shutil.rmtree(self._folder, ignore_errors=True)
         return found
+
+    def _keep(self, texts: dict[int, str]) -> None:
+        """Keep texts of keys: those of the smallest numbers, which are the same in whatever order they come."""
+        self._texts |= texts
+        if len(self._texts) > 2 * _MOST_TEXTS:
+            self._texts = self._first_texts()
+
+    def _first_texts(self) -> dict[int, str]:
+        return {number: self._texts[number] for number in sorted(self._texts)[:_MOST_TEXTS]}
 
     def _looked_at(self) -> Iterator[tuple[str, _Codes]]:
         for name, codes in (("entities", self._entities), ("rows", self._rows)):
@@ -161,10 +174,13 @@ class _Codes:
 
     Args:
         folder: Where they lie when they are many.
+        in_memory: So many at most are in memory; None: all, in their order.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, in_memory: int | None) -> None:
         self._folder = folder
+        self._in_memory = in_memory
+        self._num_loaded = np.zeros(len(SPLITS), np.int64)  # rows of each split
         self._waiting: list[np.ndarray] = []
         self._num_waiting = 0
 
@@ -176,10 +192,21 @@ class _Codes:
             for part in self._parts():
                 stream.write(part.tobytes())
 
-    def load(self, file: Path) -> None:
+    def load(self, file: Path, limit: int | None) -> None:
+        """Add what `save` wrote, up to so many rows of each split in all."""
         with file.open("rb") as stream:
             while len(codes := np.fromfile(stream, np.uint64, _IN_MEMORY)):
-                self._append(codes)
+                self._append(codes if limit is None else codes[self._within(codes, limit)])
+
+    def _within(self, codes: np.ndarray, limit: int) -> np.ndarray:
+        """Which of the rows belong to the first `limit` of their split, bool `(rows,)`."""
+        splits = _splits_of(codes, TRAIN)
+        kept = np.zeros(len(codes), bool)
+        for split in range(len(SPLITS)):
+            rows = np.flatnonzero(splits == split)[: limit - self._num_loaded[split]]
+            kept[rows] = True
+            self._num_loaded[split] += len(rows)
+        return kept
 
     def shared(self, carved: bool, texts: dict[int, str]) -> dict[tuple[int, int], _Shared]:
         """What each two splits share; nothing of those that share nothing."""
@@ -191,7 +218,7 @@ class _Codes:
     def _append(self, codes: np.ndarray) -> None:
         self._waiting.append(codes)
         self._num_waiting += len(codes)
-        if self._num_waiting >= _IN_MEMORY:
+        if self._in_memory is not None and self._num_waiting >= self._in_memory:
             self._spill()
 
     def _spill(self) -> None:
@@ -213,11 +240,15 @@ class _Codes:
             yield np.fromfile(file, np.uint64)
 
 
+def _splits_of(codes: np.ndarray, carved_are: int) -> np.ndarray:
+    splits = codes & np.uint64(3)
+    return np.where(splits == _CARVED, carved_are, splits).astype(np.uint8)
+
+
 def _compare(codes: np.ndarray, carved_are: int, texts: dict[int, str], found: dict[tuple[int, int], _Shared]) -> None:
     """Add to `found` what two splits share of some numbers."""
-    codes = np.sort(codes)
-    hashes, splits = codes >> np.uint64(2), codes & np.uint64(3)
-    splits = np.where(splits == _CARVED, carved_are, splits).astype(np.uint8)
+    codes = np.sort(codes[codes >> np.uint64(2) != _NO_ENTITY])
+    hashes, splits = codes >> np.uint64(2), _splits_of(codes, carved_are)
     starts = (
         np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])) if len(codes) else np.empty(0, np.int64)
     )

@@ -1,8 +1,9 @@
 """The rows of a source by the tasks of Spark: each encodes a share, and the shares are put together in the source's order.
 
 Files of tables and records are read apart, with the types of all of them, which a first round finds out. Of any other
-source, and of a single file, each task reads everything and encodes every n-th batch. A source of the user's is read by
-one task, unless it takes `files`. The rows, their splits and the bytes of the shards are those of the local engine.
+source, of a single file, of several spans, and where paths or shares of time are the splits, each task reads everything and
+encodes every n-th batch. A source of the user's is read by one task, unless it takes `files`. The rows, their splits and
+the bytes of the shards are those of the local engine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from components import object_store, plugins, progress
 from components.config import DataConfig
 from components.external import data_files
-from components.ingest import read_rows, read_source, write_batches
+from components.ingest import find_inputs, read_rows, read_source, write_batches
 from components.ingest.rows import Rows, Share
 from components.ingest.sources import find_files
 from components.ingest.sources.parts import PARTS
@@ -46,7 +47,11 @@ def read_on_spark(rows: Rows, config: DataConfig, scratch: Path) -> list[str]:
     """
     source = plugins.resolve(config.source, plugins.SOURCES, "data.source")
     plugins.check_arguments(source, config.args, f"data.args of source '{config.source}'", path=config.path)
-    files = _files(config, takes_files="files" in inspect.signature(source).parameters)
+    inputs = find_inputs(rows, config)
+    files: list[str] = []
+    if [each.split for each in inputs] == [None] and not rows.needs_times:
+        config = config.model_copy(update={"path": inputs[0].path})
+        files = _files(config, takes_files="files" in inspect.signature(source).parameters)
     folder = shared_folder(scratch / "shares")
     is_own = plugins.is_own(config.source)
     with connected(config.spark) as session:

@@ -74,6 +74,7 @@ class Rows:
         self._num_rows = 0
         self._leakage = Leakage(config, folder / ".leakage")
         self._times = TimeSplit(config.split) if config.split.method == "time" else None
+        self._cut_offs: dict[str, Any] = {}  # as the shares have them
         self.inputs: list[dict[str, Any]] = []
 
     @property
@@ -85,7 +86,7 @@ class Rows:
     @property
     def cut_offs(self) -> dict[str, Any]:
         """Of a split by time, where the later splits begin."""
-        return {} if self._times is None else self._times.record()
+        return self._cut_offs if self._times is None or self._cut_offs else self._times.record()
 
     @property
     def needs_times(self) -> bool:
@@ -125,8 +126,8 @@ class Rows:
         read = (warnings, self.inputs, self.cut_offs)
         return Share(self._number, self._num_shares, self._num_rows, self._batches, *read)
 
-    def take(self, encoded: Sequence[Path]) -> Share:
-        """Write the rows of all shares, in the order of the source, and return what one share says of all.
+    def take(self, encoded: Sequence[Path]) -> list[str]:
+        """Write the rows of all shares, in the order of the source, and return what the source told of.
 
         Args:
             encoded: Artifacts of `encode`.
@@ -147,8 +148,7 @@ class Rows:
         outside = [manifests[path].made_from["outside"] for path in folders]
         if any(each != outside[0] for each in outside):
             raise _changed_meanwhile()
-        self.put_together(folders, [shares[path] for path in folders])
-        return shares[folders[0]]
+        return self.put_together(folders, [shares[path] for path in folders])
 
     def put_together(self, folders: Sequence[Path], shares: Sequence[Share]) -> list[str]:
         """Write the rows of shares in the order of the source, and return what the source told of.
@@ -182,6 +182,8 @@ class Rows:
         self._train_shares = [np.fromiter(in_order, np.float64)]
         for folder in folders:
             self._leakage.load(folder / _LEAKAGE)
+        self.inputs = shares[0].inputs or self.inputs
+        self._cut_offs = next((share.cut_offs for share in shares if share.cut_offs), {})
         return warnings
 
     def finish(self) -> tuple[ExamplesInfo, dict[str, int], list[Anomaly]]:

@@ -53,6 +53,7 @@ def shares_of(folder: Path, config: DataConfig, num_shares: int) -> list[Path]:
         (3, {"split": {"method": "column", "column": "part", "validation": 0.3}, "limit": 15, "drop": ["text"]}),
         (17, {"split": {"validation": 0.2, "test": 0.2}}),  # more than there are batches
         (3, {"split": {"method": "fold", "num_folds": 3, "fold": 1}, "leakage": {"key": ["text"]}}),
+        (3, {"split": {"validation": 0.2, "test": 0.2}, "leakage": {"key": ["text"]}, "limit": 12}),
         (3, {"split": {"method": "time", "column": "number", "validation": 0.2}, "drop": ["number"]}),
         (2, {"split": {"method": "column", "column": "part", "key": ["text"]}, "leakage": {"key": ["text"]}}),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,10 +138,9 @@ def test_the_same_is_found_on_disk_and_in_memory(tmp_path: Path, monkeypatch: py
         split={"method": "column", "column": "part"}, leakage={"key": ["person"]}, drop=["row", "person"]
     )
     found = []
-    for in_memory in (1 << 22, 700):
+    monkeypatch.setattr(leakage, "_MOST_TEXTS", 200)
+    for in_memory in (1 << 21, 700):
         people()
         monkeypatch.setattr(leakage, "_IN_MEMORY", in_memory)
-        result = ingest(examples=tmp_path / f"{in_memory}", config=config)
-        without_examples = [{**each, "message": each["message"].partition(" (as")[0]} for each in result.leakage]
-        found.append(dataclasses.replace(result, leakage=without_examples))
+        found.append(ingest(examples=tmp_path / f"{in_memory}", config=config))
     assert found[0] == found[1]

@@ -110,6 +110,28 @@ def test_files_of_differing_types_and_columns_give_the_same_examples(tmp_path: P
 
 @needs_java
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"path": "data/{SPAN}/*.csv", "leakage": {"key": ["text"]}, "drop": ["id", "price"]},
+        {"path": "data/{SPAN}/*.csv", "leakage": {"key": ["text"]}, "drop": ["id", "price"], "limit": 15},
+        {"path": "data/{SPAN}/*.csv", "window": 2, "split": {"method": "span"}},
+        {"path": "data", "split": {"method": "path", "paths": {"train": "2/*.csv", "test": "1/*.csv"}}},
+        {"path": "data/{SPAN}/*.csv", "split": {"method": "time", "column": "id"}},
+        {"path": "data/2", "split": {"method": "time", "column": "id", "validation_from": 120, "test_from": 140}},
+        {"path": "data/2", "split": {"method": "fold", "num_folds": 3, "fold": 2}},
+    ],
+    ids=["span", "limit", "window", "path", "time by shares", "time", "fold"],
+)
+def test_spans_splits_and_what_they_share_are_the_same(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "data").mkdir()
+    write_csv(tmp_path / "data" / "1", x=HEADER + rows_of(0, 60))
+    write_csv(tmp_path / "data" / "2", x=HEADER + rows_of(60, 110), y=HEADER + rows_of(110, 160, price="{}.5"))
+    check_same(tmp_path, config_of(**{**settings, "path": tmp_path / settings["path"]}))
+
+
+@needs_java
+@pytest.mark.usefixtures("cluster")
 def test_one_file_is_divided_by_its_batches(tmp_path: Path) -> None:
     data = write_csv(tmp_path / "data", a=HEADER + rows_of(0, 20_000))
     check_same(tmp_path, config_of(data, examples_per_shard=5000))
